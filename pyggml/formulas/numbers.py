@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.formulas.expression import Expression
+from pyggml.formulas.rows import SUMS
 from pyggml.formulas.text import Language, define_function
 
 _OWN = ("abs", "sqrt", "log", "exp", "expm1", "sin", "cos", "tanh", "floor", "ceil", "trunc")
@@ -21,7 +22,7 @@ NUMPY = Language(
         "softplus": "np.logaddexp(0, {0})",
         "erfc": "erfc({0})",
         "pick": "np.take_along_axis({0}, np.int64({1}), -1)",
-        "sum": "np.sum({0}, axis=-1, keepdims=True)",
+        **dict.fromkeys(SUMS, "np.sum({0}, axis=-1, keepdims=True)"),
         "largest": "np.max({0}, axis=-1, keepdims=True)",
     },
     number=repr,

@@ -18,12 +18,18 @@ from pyggml.formulas.slopes import slope_of
 LENGTH = symbol("n")  # how many elements a row has
 PLACE = symbol("place")  # of an element in its row, from 0
 KEPT = symbol("kept")  # what a pass before has stored where the result will be
-REDUCTIONS = "sum", "largest"
+SUMS = "sum", "wide_sum"
+REDUCTIONS = *SUMS, "largest"
 
 
 def total(e: Operand) -> Expression:
     """The sum over a row."""
     return Expression("sum", expression(e))
+
+
+def wide_total(e: Operand) -> Expression:
+    """The sum over a row, in float64 where a device has it."""
+    return Expression("wide_sum", expression(e))
 
 
 def mean(e: Operand) -> Expression:
@@ -120,7 +126,7 @@ class Rows:
             share = along(dy * slope_of(y, one))
             for other, more in shares.items():
                 share = share + more * self.total(slope_of(other.operands[0], one))
-            shares[one] = share if one.operation == "sum" else number(0)
+            shares[one] = share if one.operation in SUMS else number(0)
             dx = dx + shares[one] * slope_of(one.operands[0], x)
         return dx
 

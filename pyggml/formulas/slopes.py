@@ -50,7 +50,7 @@ def slope_of(y: Expression, x: Expression) -> Expression:
 def _slope(e: Expression, *slopes: Expression) -> Expression:
     """The slope of an expression whose operands have these."""
     match e.operation, e.operands, slopes:
-        case ("number" | "symbol" | "<" | "<=" | "sum" | "largest", _, _):
+        case ("number" | "symbol" | "<" | "<=" | "sum" | "wide_sum" | "largest", _, _):
             return number(0)  # of reductions, see rows.py
         case "pick", (_, place), (dx, _):
             return where(abs_(symbol("place") - place) < 0.5, dx, 0)

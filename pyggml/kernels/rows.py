@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.formulas.formula import Formula
-from pyggml.formulas.rows import Pass
+from pyggml.formulas.rows import SUMS, Pass
 from pyggml.formulas.text import define, float32_python
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Shape
@@ -28,9 +28,9 @@ from pyggml.kernels.kernel import Site, as_rows
 # Exponentials are of what is below the greatest of a row, or not far above.
 _PYTHON = float32_python({**FUNCTIONS, "exp": "exp32({0})"})
 _NAMES = {**NAMES, "LEAST_KEY": LEAST_KEY, "__name__": __name__}
-_START = {"sum": "f4(0)", "largest": "LEAST_KEY"}
-_ADD = {"sum": "{0} = plus({0}, {1})", "largest": "{0} = max({0}, key_of({1}))"}
-_END = {"sum": "", "largest": "{0} = of_key({0})"}
+_START = {"sum": "f4(0)", "wide_sum": "np.float64(0)", "largest": "LEAST_KEY"}
+_ADD = dict.fromkeys(SUMS, "{0} = plus({0}, {1})") | {"largest": "{0} = max({0}, key_of({1}))"}
+_END = {"sum": "", "wide_sum": "{0} = f4({0})", "largest": "{0} = of_key({0})"}
 
 
 def rows_text(name: str, formula: Formula) -> str:

@@ -22,7 +22,7 @@ from pyggml.formulas.expression import (
     trunc,
     where,
 )
-from pyggml.formulas.rows import largest, mean, pick, total
+from pyggml.formulas.rows import LENGTH, largest, mean, pick, total, wide_total
 
 LOWEST = -3e38  # no score; a device may lack -inf
 
@@ -178,6 +178,14 @@ def swiglu_clamp(gate: Expression, up: Expression, *, limit: Expression) -> Expr
 
 
 # -- rows -----------------------------------------------------------------------------------------
+
+
+def sum_rows(x: Expression) -> Expression:
+    return wide_total(x)
+
+
+def mean_of_row(x: Expression) -> Expression:
+    return wide_total(x) / LENGTH
 
 
 def rms_norm(x: Expression, *, eps: Expression) -> Expression:

@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml.errors import ShapeError
+from pyggml.formulas.formula import formula
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32, I64
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel
-from pyggml.kernels.kernel import Site, as_rows, cpu_kernel, flat, rows
+from pyggml.kernels.kernel import Site, as_rows, cpu_kernel, rows
+from pyggml.kernels.rows import by_row, call_by_row
+from pyggml.ops import formulas
 from pyggml.ops.arithmetic.arith import scale
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.layout.repeat import repeat
@@ -102,12 +105,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 # -- sum ----------------------------------------------------------------------------------------
 
 
-@kernel
-def _sum(out, x):
-    total = np.float64(0)
-    for i in range(x.size):
-        total += x[i]
-    out[0] = total
+_TOTAL, _MEAN = formula(formulas.sum_rows), formula(formulas.mean_of_row)
+
+
+def _sum_run(site: Site) -> Call:
+    return call_by_row(_TOTAL, [site.out], [site.src[0].reshape(-1)])
 
 
 def _sum_spec(x: Tensor) -> Spec:
@@ -135,46 +137,23 @@ SUM = op(
     memory=Memory.FRESH,
     halves=True,
 )
-cpu_kernel(SUM, flat(_sum))
+cpu_kernel(SUM, _sum_run)
 
 # -- sum_rows, mean -----------------------------------------------------------------------------
-
-
-@kernel
-def _sum_rows(out, x):
-    for i in range(x.shape[0]):
-        row, total = x[i], np.float64(0)
-        for j in range(row.size):
-            total += row[j]
-        out[i] = total
-
-
-def _sum_rows_ref(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x.sum(axis=-1, keepdims=True))
 
 
 SUM_ROWS = op(
     name="sum_rows",
     ggml=GGMLOp.SUM_ROWS,
     spec=_row_spec("sum_rows"),
-    ref=_sum_rows_ref,
+    ref=_TOTAL,
+    formula=_TOTAL,
     grad=_sum_grad,
     samples=_samples,
     refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
-cpu_kernel(SUM_ROWS, _per_row(_sum_rows))
-
-
-@kernel
-def _mean(out, x):
-    _sum_rows(out, x)
-    for i in range(out.size):
-        out[i] /= np.float32(x.shape[1])
-
-
-def _mean_ref(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x.mean(axis=-1, keepdims=True))
+cpu_kernel(SUM_ROWS, by_row(_TOTAL))
 
 
 def _mean_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -187,13 +166,14 @@ MEAN = op(
     name="mean",
     ggml=GGMLOp.MEAN,
     spec=_row_spec("mean"),
-    ref=_mean_ref,
+    ref=_MEAN,
+    formula=_MEAN,
     grad=_mean_grad,
     samples=_samples,
     refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
-cpu_kernel(MEAN, _per_row(_mean))
+cpu_kernel(MEAN, by_row(_MEAN))
 
 # -- cumsum -------------------------------------------------------------------------------------
 

@@ -19,16 +19,17 @@ from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import THREADS
 from pyggml.formulas.expression import Expression, number, rebuild, symbol
 from pyggml.formulas.formula import Formula
-from pyggml.formulas.rows import Pass
+from pyggml.formulas.rows import SUMS, Pass
 from pyggml.formulas.text import define
 
 _NAMES = {**NAMES, "cuda": cuda, "np": np, "THREADS": THREADS, "__name__": __name__}
 _NAMES |= {f.__name__: f for f in (block_max, block_sum, first_row, rows_apart)}
 _NAMES |= {name: getattr(fours, name) for name in ("load_four", "load_four_bf16", "store_four")}
 _NAMES |= {"put_four_bf16": fours.put_four_bf16}
-_START = {"sum": "f4(0)", "largest": "f4(-np.inf)"}
-_ADD = {"sum": "{0} += {1}", "largest": "{0} = max({0}, {1})"}
-_JOIN = {"sum": "block_sum", "largest": "block_max"}
+_START = {"sum": "f4(0)", "wide_sum": "np.float64(0)", "largest": "f4(-np.inf)"}
+_ADD = dict.fromkeys(SUMS, "{0} += {1}") | {"largest": "{0} = max({0}, {1})"}
+_JOIN = {"sum": "block_sum({0}, parts)", "largest": "block_max({0}, parts)"}
+_JOIN |= {"wide_sum": "f4(block_sum({0}, wide_parts))"}
 _AXES = (
     "b, h = row // (axes[1] * axes[2]), row // axes[2] % axes[1]",
     "q = row % axes[2]",
@@ -97,9 +98,11 @@ def row_kernel(row: Row) -> Any:
     if row.fours:
         body += _reads(row, held)
     body += [line for step in passes for line in _lines(row, step, held)]
+    is_wide = any(how == "wide_sum" for step in passes for how, _ in step.sums)
     text = [
         f"def {of.name}_rows({', '.join((*named, *of.settings, 'size', *row.fault, *row.axes))}):",
         "    parts = cuda.shared.array(THREADS, np.float32)",
+        *("    wide_parts = cuda.shared.array(THREADS, np.float64)" for _ in range(is_wide)),
         *(f"    {s}_held = cuda.local.array({4 * row.fours}, np.float32)" for s in held),
         "    n = f4(size)",
         f"    n_rows = _{row.arrays_of(of.along[0])[0]}.size // size",
@@ -124,7 +127,7 @@ def _lines(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
         yield from (f"    {line}" for line in (*statements, *stores))
     if len(apart) < len(step.values):
         yield from (_held_loop if row.fours else _strided_loop)(row, step, held)
-    yield from (f"{s} = {_JOIN[how]}({s}, parts)" for how, s in step.sums)
+    yield from (f"{s} = {_JOIN[how].format(s)}" for how, s in step.sums)
 
 
 def _differs(row: Row, value: Expression) -> bool:
@@ -187,7 +190,7 @@ def _held_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
     here = {s: f"{s}_held[i]" for s in held} | {"place": "f4(np.int32(j + (i & 3)))"}
     zero = {symbol(s): number(0) for s in row.formula.along}
     adds_nothing = all(value is number(0) for value in rebuild(step.values, zero))
-    only_sums = all(how == "sum" for how, _ in step.sums)
+    only_sums = all(how in SUMS for how, _ in step.sums)
     if step.sums and adds_nothing and only_sums:
         yield f"for i in range({4 * row.fours}):"
         yield from (f"    {line}" for line in _element(row, step, here))

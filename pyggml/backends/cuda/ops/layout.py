@@ -255,7 +255,7 @@ def _tiles_back(site: CudaSite) -> Call:
     (x,) = site.node.src
     runs = along_one_axis(x.shape, site.node.shape)
     if runs is not None and runs[0] == 1:
-        return row_sums(site.out, site.src[0], int(runs[1]), 1, site.stream)
+        return row_sums(site.out, site.src[0], int(runs[1]), site.stream)
     if runs is not None:
         return _sums_of_runs(site.out, site.src[0], runs, site.stream)
     shape, small, step = sizes(x.shape), sizes(site.node.shape), steps_of(_elements(x))

@@ -19,7 +19,7 @@ from pyggml.ops.loss.loss import LABELLED, LABELLED_BACK, ROWS, SHARE, equal_sha
 
 def sum_of(out: Any, terms: Any, stream: Any) -> Call:
     """A call for out = Σ terms, float32."""
-    return row_sums(out, terms, terms.size, 1, stream)
+    return row_sums(out, terms, terms.size, stream)
 
 
 def _halves(scratch: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Sums, means and counts: see pyggml/ops/arithmetic. Sums are in float64, as on the host."""
+"""Sums of everything, running sums, counts: see pyggml/ops/arithmetic. Sums are in float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +25,8 @@ _PIECE = 1 << 14  # elements that one block adds up
 
 
 @kernel
-def _row_sums(out, x, n, divisor):
-    """out_r = Σ of row r / divisor; the last row may be shorter than n."""
+def _row_sums(out, x, n):
+    """out_r = Σ of row r; the last row may be shorter than n."""
     parts = cuda.shared.array(THREADS, np.float64)
     for row in range(first_row(), out.size, rows_apart()):
         last, total = min((row + 1) * n, x.size), np.float64(0)
@@ -34,20 +34,12 @@ def _row_sums(out, x, n, divisor):
             total += x[i]
         total = block_sum(total, parts)
         if cuda.threadIdx.x == 0:
-            out[row] = total / divisor
+            out[row] = total
 
 
-def row_sums(out: Any, x: Any, n: int, divisor: float, stream: Any) -> Call:
-    """A call for out_r = Σ of row r of n numbers / divisor; the last row may be shorter."""
-    return per_rows(_row_sums, out.size, n, stream, out, x, n, np.float64(divisor))
-
-
-def _by_row(is_mean: bool) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        n = site.node.src[0].shape[-1]
-        return row_sums(site.out, site.src[0], n, n if is_mean else 1, site.stream)
-
-    return bind
+def row_sums(out: Any, x: Any, n: int, stream: Any) -> Call:
+    """A call for out_r = Σ of row r of n numbers; the last row may be shorter."""
+    return per_rows(_row_sums, out.size, n, stream, out, x, n)
 
 
 def _n_pieces(x: Tensor) -> int:
@@ -57,8 +49,8 @@ def _n_pieces(x: Tensor) -> int:
 def _sum(site: CudaSite) -> Call:
     sums = site.scratch.view(np.float64)
     return in_turn(
-        row_sums(sums, site.src[0], _PIECE, 1, site.stream),
-        row_sums(site.out, sums, sums.size, 1, site.stream),
+        row_sums(sums, site.src[0], _PIECE, site.stream),
+        row_sums(site.out, sums, sums.size, site.stream),
     )
 
 
@@ -106,8 +98,6 @@ def _bind_count(site: CudaSite) -> Call:
 
 
 declare("sum", CudaKernel(_sum, scratch=_sum_scratch))
-declare("sum_rows", CudaKernel(_by_row(False)))
-declare("mean", CudaKernel(_by_row(True)))
 declare("cumsum", CudaKernel(_running(False)))
 declare("cumsum_back", CudaKernel(_running(True)))
 declare("count_equal", CudaKernel(_bind_count))

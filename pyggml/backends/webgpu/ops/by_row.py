@@ -8,15 +8,15 @@ from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import FUNCTIONS, WGSL
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, whole
 from pyggml.formulas.formula import Formula
-from pyggml.formulas.rows import Pass
+from pyggml.formulas.rows import SUMS, Pass
 from pyggml.graph.tensor import Shape
 from pyggml.ops import OPS
 
-_START = {"sum": "0.0", "largest": "-3e38"}
-_ADD = {"sum": "{0} + {1}", "largest": "max({0}, {1})"}
+_START = {**dict.fromkeys(SUMS, "0.0"), "largest": "-3e38"}
+_ADD = {**dict.fromkeys(SUMS, "{0} + {1}"), "largest": "max({0}, {1})"}
 _AXES = ("let b = group / (axis1 * axis2); let h = group / axis2 % axis1; let q = group % axis2;",)
 _TILE = "let {0}_row = ((b % {0}_axis0) * {0}_axis1 + h % {0}_axis1) * {0}_axis2 + q % {0}_axis2;"
-_JOIN = {"sum": "summed", "largest": "highest"}
+_JOIN = {**dict.fromkeys(SUMS, "summed"), "largest": "highest"}
 
 
 @cache

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pyggml.backends.kit.products import Factor
 from pyggml.backends.webgpu.ops.products import ShaderProblem, multiply, scratch_bytes
+from pyggml.backends.webgpu.ops.reduce import sum_of
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import CAPPED
@@ -59,12 +60,6 @@ _SOFTMAX = CAPPED + whole("""
         }
     }
 """)
-_TOTAL = whole("""
-    var mine = 0.0;
-    for (var i = me; i < N; i += 256u) { mine += x_at(i); }
-    let total = summed(me, mine);
-    if (me == 0u) { put_y(0u, total); }
-""")
 
 
 def _chunk(node: Tensor, limit: int) -> int:
@@ -105,7 +100,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
 
 
 def _bind(site: ShaderSite) -> Sequence[Dispatch]:
-    node, dispatch = site.node, site.shaders.dispatch
+    node = site.node
     n_rows, limit = node.src[0].shape[0], site.shaders.limit
     chunk = _chunk(node, limit)
     logits, of_rows, of_products = _sizes(node, site.shaders)
@@ -127,8 +122,8 @@ def _bind(site: ShaderSite) -> Sequence[Dispatch]:
         for call in _rows(site, range(first, min(first + chunk, n_rows)), (z, losses, right), rest)
     ]
     if not node.shape:
-        calls.append(dispatch(_TOTAL, {"y": site.out, "x": losses}, 1, {"N": n_rows}))
-    return [*calls, dispatch(_TOTAL, {"y": site.saved[0], "x": right}, 1, {"N": n_rows})]
+        calls.append(sum_of(site, site.out, losses))
+    return [*calls, sum_of(site, site.saved[0], right)]
 
 
 def _rows(

@@ -1,37 +1,26 @@
-"""Sums: of rows, of everything, of tiles."""
+"""Sums of everything, and of tiles."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
+from pyggml.backends.webgpu.ops.by_row import rows_dispatch
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element
 from pyggml.graph.tensor import MAX_AXES
+from pyggml.ops.arithmetic.reduce import SUM_ROWS
 
-_ROWS = whole("""
-    if (group >= ROWS) { return; }
-    var mine = 0.0;
-    for (var j = me; j < N; j += 256u) { mine += x_at(group * N + j); }
-    let total = summed(me, mine);
-    if (me == 0u) { put_y(group, total / DIVISOR); }
-""")
-
-
-def _by_row(is_mean: bool) -> Callable[[ShaderSite], Sequence[Dispatch]]:
-    def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        x, rows = site.node.src[0], site.node.n_elements
-        n = x.n_elements // max(rows, 1)
-        constants = {"N": n, "ROWS": rows, "DIVISOR": float(n) if is_mean else 1.0}
-        return [site.shaders.dispatch(_ROWS, {"y": site.out, "x": site.src[0]}, rows, constants)]
-
-    return bind
+assert SUM_ROWS.formula is not None
+_TOTAL = SUM_ROWS.formula
 
 
 def sum_of(site: ShaderSite, total: BufferRange, terms: BufferRange) -> Dispatch:
     """total = Σ terms."""
-    n = terms.n_bytes // terms.size
-    constants = {"N": n, "ROWS": 1, "DIVISOR": 1.0}
-    return site.shaders.dispatch(_ROWS, {"y": total, "x": terms}, 1, constants)
+    return rows_dispatch(_TOTAL, site, [total], [terms], terms.n_bytes // terms.size)
+
+
+def _sum(site: ShaderSite) -> Sequence[Dispatch]:
+    return [sum_of(site, site.out, site.src[0])]
 
 
 # A thread has a number of the result, and adds the tiles in their order.
@@ -62,7 +51,5 @@ def _repeat_back(site: ShaderSite) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_TILES, views, per_element(n), constants)]
 
 
-declare("sum", ShaderKernel(_by_row(is_mean=False)))
-declare("sum_rows", ShaderKernel(_by_row(is_mean=False)))
-declare("mean", ShaderKernel(_by_row(is_mean=True)))
+declare("sum", ShaderKernel(_sum))
 declare("repeat_back", ShaderKernel(_repeat_back))
