@@ -8,6 +8,7 @@ from weakref import finalize
 
 import numpy as np
 
+from pyggml.generation.ahead import runs_ahead
 from pyggml.generation.batch import Batch, Tokens
 from pyggml.generation.drafts import check_goes_back
 from pyggml.generation.memory import CacheType
@@ -78,7 +79,7 @@ class Session:
         guesses = self.speculator.guesses(completion)
         if guesses:
             check_goes_back(self.model)
-        elif completion.needs_no_logits:
+        elif completion.needs_no_logits and runs_ahead(self.model):
             for token in self.greedy(tokens):
                 yield completion.accept(token)
                 if completion.finish is not None:

@@ -176,8 +176,7 @@ def test_each_answer_is_drawn_anew_and_a_seed_repeats_them_all(chat):
 
 
 def test_the_oldest_rounds_are_forgotten_when_the_context_is_full(chat, model, fed):
-    how, end = Sampling(temperature=0, logprobs=0), model.tokenizer.eos_id  # so all is fed here
-    talking = chat(n_ctx=100, system="sys", how=how)
+    talking, end = chat(n_ctx=100, system="sys"), model.tokenizer.eos_id
     for i in range(9):
         dropped, fed_before = talking.n_dropped, len(fed)
         said(talking, f"question {i}")
