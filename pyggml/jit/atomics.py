@@ -38,29 +38,41 @@ def load(typing: Any, i: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
+def _writes(order: str) -> Any:
+    def write(typing: Any, i: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.store_atomic(arguments[1], word(builder, arguments[0]), order, _BYTES)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return intrinsic(write)
+
+
+store = _writes(_ORDER)  # store(i, value): word i, before this thread reads on
+write = _writes("release")  # write(i, value): word i, after what this thread wrote so far
+
+
 @intrinsic
-def store(typing: Any, i: Any, value: Any) -> Any:
-    """Write word i."""
+def swap(typing: Any, i: Any, value: Any) -> Any:
+    """Write word i; what it was before."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store_atomic(arguments[1], word(builder, arguments[0]), _ORDER, _BYTES)
-        return context.get_dummy_value()
+        return builder.atomic_rmw("xchg", word(builder, arguments[0]), arguments[1], _ORDER)
 
-    return types.void(types.int64, types.int64), codegen
-
-
-def _exchange(operation: str) -> Any:
-    def exchange(typing: Any, i: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.atomic_rmw(operation, word(builder, arguments[0]), arguments[1], _ORDER)
-
-        return types.int64(types.int64, types.int64), codegen
-
-    return intrinsic(exchange)
+    return types.int64(types.int64, types.int64), codegen
 
 
-add = _exchange("add")  # add(i, value): word i as it was before
-swap = _exchange("xchg")  # swap(i, value): the same
+@intrinsic
+def exchange_if(typing: Any, i: Any, wanted: Any, value: Any) -> Any:
+    """Write word i if it is the wanted one; what it was before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        i, wanted, value = arguments
+        pair = builder.cmpxchg(word(builder, i), wanted, value, _ORDER, _ORDER)
+        return builder.extract_value(pair, 0)
+
+    return types.int64(*(types.int64,) * 3), codegen
 
 
 @intrinsic

@@ -22,7 +22,6 @@ from pyggml.jit.regions import (
     ACTIVE,
     ENDED,
     FOR,
-    LINE,
     LOCK,
     LOOP,
     NEW,
@@ -31,6 +30,7 @@ from pyggml.jit.regions import (
     SHARE,
     START,
     STATE,
+    THREAD,
     words,
     work,
 )
@@ -103,7 +103,7 @@ def _start() -> None:
         if words[STATE] != NEW:
             return
         words[STATE] = RUNNING
-        words[LOCK::LINE] = [_new_lock() for _ in range(n_cores())]
+        words[LOCK::THREAD] = [_new_lock() for _ in range(n_cores())]
         compile_for(work, (0,))
         for t in range(1, n_cores()):
             thread = threading.Thread(target=_live, args=(t,), name=f"pyggml-{t}", daemon=True)
@@ -118,7 +118,7 @@ def _start() -> None:
 def _end() -> None:
     """End the threads, before the interpreter ends; whoever computes later does it alone."""
     words[STATE] = ENDED
-    for thread, lock in zip(_threads, words[LOCK + LINE :: LINE], strict=False):
+    for thread, lock in zip(_threads, words[LOCK + THREAD :: THREAD], strict=False):
         _release(int(lock))
         thread.join(1)
 

@@ -1,13 +1,15 @@
 """Regions: a number of tasks that the threads of pyggml.jit.pool share out among themselves.
 
-A region's owner writes what its tasks are into the words below, then how many; every thread takes
-one after the other by counting down, the owner too, until none is left. The owner waits for tasks
-that were taken, never for a thread that sleeps or that the system lets wait: so a region costs
-little where other processes want the cores.
+A region's owner writes what its tasks are into the words below, then the region's number. Of T
+threads, thread t has a share of its own, tasks t, t + T, t + 2T …, and a word in which it says how
+many tasks it has done; then it takes what others have left. No word is written by all threads, so a
+region hardly costs more on many threads than on few. The owner waits for tasks that were taken,
+never for a thread that sleeps or that the system lets wait: so a region costs little where other
+processes want the cores.
 
 A thread without tasks looks for them for some 40 µs (SPINS), then sleeps in a lock of Python's:
-three calls that are the same on Linux, macOS and Windows and need no GIL. It is woken, if there is
-work, by the thread above it in a tree of which the owner is the root.
+three calls that are the same on Linux, macOS and Windows and need no GIL. It is woken, if it has a
+share, by the thread above it in a tree of which the owner is the root.
 
 One region owns the threads at a time. A second one, of another Python thread or inside a task, runs
 its tasks itself, and becomes the owner if the first ends meanwhile: nothing waits for it, so
@@ -27,7 +29,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pyggml.jit.atomics import SYMBOL, add, load, pause, store, swap, word
+from pyggml.jit.atomics import SYMBOL, exchange_if, load, pause, store, swap, word, write
 from pyggml.jit.code import Code
 from pyggml.jit.cores import n_cores
 from pyggml.jit.decorators import OPTIONS, kernel
@@ -35,23 +37,30 @@ from pyggml.jit.llvm import I8, I32, I64
 
 ACQUIRE, RELEASE = "PyThread_acquire_lock", "PyThread_release_lock"  # C functions of Python's
 
-# Words of 64 bits; those that threads write at the same time are two cache lines apart, as CPUs
-# fetch pairs of lines.
+# Words of 64 bits; those that several threads wait for are two cache lines apart, as CPUs fetch
+# pairs of lines.
 LINE = 16
-_LEFT = 0  # tasks that nobody has taken; below 0 once threads came too late
-_UNDONE = LINE  # tasks that are not done
-_OWNED = 2 * LINE  # whether a region has the threads
-_CODE, _FRAME, _TASKS = (3 * LINE + i for i in range(3))  # of the region: tasks up to this number
-ACTIVE, STATE, START, LOOP = (4 * LINE + i for i in range(4))  # threads; two addresses
-_ASLEEP, LOCK = 5 * LINE, 5 * LINE + 1  # of thread 0; those of thread t are t lines further
+_OWNED = 0  # whether a region has the threads
+# The region's number, odd while the rest of its line is written; its code and frame, its first
+# task, how many tasks there are, and how many threads have a share of them.
+_REGION, _CODE, _FRAME, _FIRST, _TASKS, _PARTS = (LINE + i for i in range(6))
+ACTIVE, STATE, START, LOOP = (2 * LINE + i for i in range(4))  # threads; two addresses
+# Of thread 0; those of thread t are t · THREAD words further. Of a share: its region's number and,
+# in the lowest BITS, tasks that were taken; likewise those that the thread has done of any share.
+_ASLEEP, LOCK = 3 * LINE, 3 * LINE + 1
+_SHARE, _DONE = 4 * LINE, 5 * LINE
+THREAD = 3 * LINE
+_BITS = 20
+_MOST = (1 << _BITS) - 1  # tasks of a region; more make several
 
 NEW, RUNNING, ENDED = range(3)  # states: without threads so far, with threads, never again
 SPINS = 2000  # of 16 ns on a Zen 5, up to 47 on Intel's
+PATIENCE = 8  # spins until the tasks of a thread that has not come are others' too
 
 
 def _memory() -> np.ndarray:
     """The words, at the start of a cache line; they live as long as the process."""
-    n_words = _ASLEEP + n_cores() * LINE
+    n_words = _ASLEEP + n_cores() * THREAD
     room = np.zeros(n_words + LINE, np.int64)
     start = -(room.ctypes.data // 8) % LINE
     return room[start : start + n_words]
@@ -128,39 +137,89 @@ _part = numba.njit(**OPTIONS | {"cache": False}, no_cpython_wrapper=True, no_cfu
 
 @_part
 def _wake(thread):
-    at = thread * LINE
+    at = thread * THREAD
     if load(_ASLEEP + at) and swap(_ASLEEP + at, 0):
         _release(load(LOCK + at))
 
 
 @_part
-def _wake_below(thread):
-    """Wake the two threads below this one, as long as there are tasks."""
-    below = 2 * thread + 1
-    while below <= 2 * thread + 2 and below < load(ACTIVE) and load(_LEFT) > 0:
+def _wake_below(thread, n_parts):
+    """Wake the two threads below this one that have shares."""
+    for below in range(2 * thread + 1, min(2 * thread + 3, n_parts)):
         _wake(below)
-        below += 1
 
 
 @_part
-def _take_tasks(thread):
-    """Run tasks until none is left."""
-    done, left = 0, add(_LEFT, -1)
-    while left > 0:  # one of this region's, which cannot end before it is done
-        call_task(load(_CODE), load(_FRAME), load(_TASKS) - left, thread)
+def _take(share, region, size):
+    """One more task of a thread's share: its place there, or −1 if all are taken."""
+    at, start = _SHARE + share * THREAD, region << _BITS
+    seen = load(at)
+    while True:
+        taken = max(seen - start, 0)  # below 0: of an older region, which had been done
+        if taken >= size:  # a newer region's too
+            return -1
+        before = exchange_if(at, seen, start + taken + 1)
+        if before == seen:
+            return taken
+        seen = before
+
+
+@_part
+def _run_share(share, thread, region, code, frame, first, n_tasks, n_parts):
+    """Run what is left of a thread's share; how many tasks these were."""
+    size = (n_tasks - share + n_parts - 1) // n_parts
+    done, i = 0, _take(share, region, size)
+    while i >= 0:
+        call_task(code, frame, first + share + i * n_parts, thread)
         done += 1
-        left = add(_LEFT, -1)
-    if done and add(_UNDONE, -done) == done:
+        i = _take(share, region, size)
+    return done
+
+
+@_part
+def _run_others(thread, region, code, frame, first, n_tasks, n_parts):
+    """Run what is left of the other threads' shares; how many tasks these were."""
+    done = 0
+    for i in range(1, n_parts):
+        if load(_REGION) != region:
+            break
+        other = (thread + i) % n_parts
+        done += _run_share(other, thread, region, code, frame, first, n_tasks, n_parts)
+    return done
+
+
+@_part
+def _say(thread, region, done):
+    """Tell the owner how many tasks this thread has done."""
+    if done:
+        store(_DONE + thread * THREAD, (region << _BITS) + done)
         _wake(0)
 
 
 @_part
-def _sleep(thread, awaited):
-    """Sleep until woken. Not at all if the word `awaited` is above 0 (a worker), 0 (the owner)."""
-    at = thread * LINE
-    store(_ASLEEP + at, 1)
-    is_here = load(awaited) == 0 if thread == 0 else load(awaited) > 0 or load(STATE) == ENDED
-    if is_here and swap(_ASLEEP + at, 0):
+def _take_part(thread, region):
+    """Run tasks of this region, if it is still the one; whether the thread had a share."""
+    code, frame, first = load(_CODE), load(_FRAME), load(_FIRST)
+    n_tasks, n_parts = load(_TASKS), load(_PARTS)
+    if load(_REGION) != region or thread >= n_parts:
+        return False
+    _wake_below(thread, n_parts)
+    done = _run_share(thread, thread, region, code, frame, first, n_tasks, n_parts)
+    _say(thread, region, done)
+    for _ in range(PATIENCE):
+        pause()
+    more = _run_others(thread, region, code, frame, first, n_tasks, n_parts)
+    if more:
+        _say(thread, region, done + more)
+    return True
+
+
+@_part
+def _sleep(thread, is_awaited):
+    """Sleep until woken, the word _ASLEEP having been set; not at all if what it waits for has
+    come since then."""
+    at = thread * THREAD
+    if is_awaited and swap(_ASLEEP + at, 0):
         return
     _acquire(load(LOCK + at))  # at once if another thread has woken this one meanwhile
 
@@ -168,38 +227,53 @@ def _sleep(thread, awaited):
 @kernel
 def work(thread):
     """What a thread of the pool does all its life."""
-    spins = 0
+    spins, region = 0, 0
     while load(STATE) != ENDED:
-        if load(_LEFT) > 0 and thread < load(ACTIVE):
-            _wake_below(thread)
-            _take_tasks(thread)
-            spins = 0
+        newest = load(_REGION)
+        if newest != region and newest & 1 == 0:
+            region = newest
+            if _take_part(thread, region):
+                spins = 0
         elif spins < SPINS:
             pause()
             spins += 1
         else:
-            _sleep(thread, _LEFT)
+            store(_ASLEEP + thread * THREAD, 1)
+            _sleep(thread, load(_REGION) != region or load(STATE) == ENDED)
             spins = 0
 
 
 @_part
+def _done_by_others(region, n_parts):
+    done = 0
+    for thread in range(1, n_parts):
+        done += max(load(_DONE + thread * THREAD) - (region << _BITS), 0)
+    return done
+
+
+@_part
 def _own(code, frame, first, n_tasks):
-    """Share out tasks first … n_tasks − 1, as the owner of the threads."""
-    store(_CODE, code)
-    store(_FRAME, frame)
-    store(_TASKS, n_tasks)
-    store(_UNDONE, n_tasks - first)
-    store(_LEFT, n_tasks - first)
-    _wake_below(0)
-    _take_tasks(0)
+    """Share out this many tasks from the first on, as the owner of the threads."""
+    n_parts, region = min(n_tasks, load(ACTIVE)), load(_REGION) + 2
+    store(_REGION, region - 1)
+    write(_CODE, code)
+    write(_FRAME, frame)
+    write(_FIRST, first)
+    write(_TASKS, n_tasks)
+    write(_PARTS, n_parts)
+    store(_REGION, region)
+    _wake_below(0, n_parts)
+    done = _run_share(0, 0, region, code, frame, first, n_tasks, n_parts)
     spins = 0
-    while load(_UNDONE) > 0:
+    while done + _done_by_others(region, n_parts) < n_tasks:
+        if spins == PATIENCE:
+            done += _run_others(0, region, code, frame, first, n_tasks, n_parts)
         if spins < SPINS:
             pause()
             spins += 1
         else:
-            _sleep(0, _UNDONE)
-    store(_OWNED, 0)
+            store(_ASLEEP, 1)
+            _sleep(0, done + _done_by_others(region, n_parts) == n_tasks)
 
 
 @kernel
@@ -209,11 +283,14 @@ def run_tasks(code, frame, n_tasks):
         _call_start()
     task = 0
     while task < n_tasks:
+        n = 1
         if n_tasks - task > 1 and load(ACTIVE) > 1 and load(_OWNED) == 0 and swap(_OWNED, 1) == 0:
-            _own(code, frame, task, n_tasks)
-            return
-        call_task(code, frame, task, 0)
-        task += 1
+            n = min(n_tasks - task, _MOST)
+            _own(code, frame, task, n)
+            store(_OWNED, 0)
+        else:
+            call_task(code, frame, task, 0)
+        task += n
 
 
 @intrinsic
