@@ -55,7 +55,7 @@ _MOST = (1 << _BITS) - 1  # tasks of a region; more make several
 
 NEW, RUNNING, ENDED = range(3)  # states: without threads so far, with threads, never again
 SPINS = 2000  # of 16 ns on a Zen 5, up to 47 on Intel's
-PATIENCE = 8  # spins until the tasks of a thread that has not come are others' too
+PATIENCE = 32  # spins until the tasks of a thread that has not come are others' too
 
 
 def _memory() -> np.ndarray:
@@ -207,6 +207,8 @@ def _take_part(thread, region):
     done = _run_share(thread, thread, region, code, frame, first, n_tasks, n_parts)
     _say(thread, region, done)
     for _ in range(PATIENCE):
+        if load(_REGION) != region:
+            return True
         pause()
     more = _run_others(thread, region, code, frame, first, n_tasks, n_parts)
     if more:

@@ -16,7 +16,7 @@ import pytest
 from loops import double
 
 from pyggml import threads
-from pyggml.jit import JIT, cores
+from pyggml.jit import JIT, cores, regions
 from pyggml.jit.frames import Floats1, Frame, Int
 from pyggml.jit.tasks import launch, stage, task_code
 
@@ -58,6 +58,12 @@ def test_each_task_is_run_once(n):
     for _ in range(200):
         launch(stage(_count, f, n))
     assert (f._values["n"] == 200).all()
+
+
+def test_more_tasks_than_one_region_counts():
+    f = counts(regions._MOST + 3)
+    launch(stage(_count, f, regions._MOST + 3))
+    assert (f._values["n"] == 1).all()
 
 
 @pytest.mark.skipif(threads.most() == 1, reason="one core")
