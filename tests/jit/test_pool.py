@@ -57,13 +57,13 @@ def test_each_task_is_run_once(n):
     f = counts(n)
     for _ in range(200):
         launch(stage(_count, f, n))
-    assert (f._values["n"] == 200).all()
+    assert (f.values["n"] == 200).all()
 
 
 def test_more_tasks_than_one_region_counts():
     f = counts(regions._MOST + 3)
     launch(stage(_count, f, regions._MOST + 3))
-    assert (f._values["n"] == 1).all()
+    assert (f.values["n"] == 1).all()
 
 
 @pytest.mark.skipif(threads.most() == 1, reason="one core")
@@ -71,12 +71,12 @@ def test_all_threads_that_are_active_take_tasks_and_no_others():
     f, late = counts(64, work=20_000), time.monotonic() + 20
     threads.set(1)
     launch(stage(_count, f, 64))
-    assert set(f._values["thread"]) == {0}
+    assert set(f.values["thread"]) == {0}
     threads.set(2)
     seen = set()
     while seen != {0, 1} and time.monotonic() < late:  # another process may have the other core
         launch(stage(_count, f, 64))
-        seen |= set(f._values["thread"])
+        seen |= set(f.values["thread"])
     assert seen == {0, 1}
 
 
@@ -90,7 +90,7 @@ def test_regions_of_two_python_threads_at_once():
             y = np.zeros_like(x)
             launch(stage(_count, f, int(n)))
             double(y, x)
-            if not (f._values["n"] == 1).all() or not (y == 2 * x).all():
+            if not (f.values["n"] == 1).all() or not (y == 2 * x).all():
                 wrong.append(n)
 
     both = [threading.Thread(target=compute, args=(seed,)) for seed in range(3)]
