@@ -64,12 +64,12 @@ def swap(typing: Any, i: Any, value: Any) -> Any:
 
 
 @intrinsic
-def exchange_if(typing: Any, i: Any, wanted: Any, value: Any) -> Any:
-    """Write word i if it is the wanted one; what it was before."""
+def exchange_if(typing: Any, i: Any, old: Any, value: Any) -> Any:
+    """Write word i if it is the old one still; what it was before."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        i, wanted, value = arguments
-        pair = builder.cmpxchg(word(builder, i), wanted, value, _ORDER, _ORDER)
+        i, old, value = arguments
+        pair = builder.cmpxchg(word(builder, i), old, value, _ORDER, _ORDER)
         return builder.extract_value(pair, 0)
 
     return types.int64(*(types.int64,) * 3), codegen
