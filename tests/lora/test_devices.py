@@ -48,7 +48,7 @@ class Numbers:
     def is_eog(self, token):
         return False
 
-    def stream(self):
+    def stream(self, shown):
         return Silent()
 
 
