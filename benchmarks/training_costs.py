@@ -1,6 +1,7 @@
-"""The cost of masks, packing, streaming and metrics: training steps with and without, in turns.
+"""The cost of masks, packing, streaming, metrics and objectives: training steps with and without.
 
 usage: training_costs.py MODEL.gguf [--tokens 512] [--rounds 7] [--compute auto|int8|bf16|f32]
+                         [--teacher MODEL]
 
 plain       windows in memory, each one document of which every token is learned; nothing recorded
 masks       the same windows with a mask, which lets every token be learned
@@ -8,17 +9,27 @@ packing     four documents to a window
 streaming   the windows of `plain` from a file on disk, as those of large texts are
 metrics     `plain`, with adapter.metrics.jsonl written, and the gradient's length block by block
 
+sft         one step after the other of a run of its own, whose windows are those of `plain`
+distill     the same, and a teacher (by default the model itself) reads the windows
+gkd         four answers to a prompt, of as many tokens in all, are sampled; the teacher reads them
+grpo        they are sampled and rewarded by their length
+
 Prints a JSON line for each. `ratio` is the median over the rounds of a step's time to that of the
 plain step of its round, whose order is random. Steps of one kind differ by more than 1 %, so `host`
 is measured too: the seconds of a step in which a batch is made and a report recorded, the median of
-many. `host_cost` is what of it is above plain, as a share of the plain step.
+many. `host_cost` is what of it is above plain, as a share of the plain step. Of objectives `ratio`
+is that of the medians to sft's, `learned` the tokens of a step that are learned, which an answer
+that ends early lessens, and `bytes` what the plan says a run takes. `gkd` and `grpo` need a model
+with a vocabulary, and are left out with a line otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -27,6 +38,7 @@ from time import perf_counter
 import numpy as np
 
 import pyggml
+from pyggml.errors import TokenizerError
 from pyggml.lora import (
     Corpus,
     Dataset,
@@ -37,14 +49,22 @@ from pyggml.lora import (
     Trainer,
     attach,
 )
+from pyggml.lora.data import PromptRow, RowPlace
+from pyggml.lora.data.prompts import Prompts
+from pyggml.lora.objectives.distill import Distill
+from pyggml.lora.objectives.gkd import GKD
+from pyggml.lora.objectives.grpo import GRPO
+from pyggml.lora.objectives.objective import Objective
+from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.record import Recorder
-from pyggml.model import COMPUTE_TYPES
+from pyggml.model import COMPUTE_TYPES, Model
 
 from machine import about
 
 N_WINDOWS = 4096
 N_DOCUMENTS = 4  # of a packed window
 REPEATS = 50  # of what only the host does
+N_ANSWERS, N_PROMPT = 4, 8  # answers to a prompt, and its tokens
 
 
 def windows(n_tokens: int, n_vocab: int) -> dict[str, Dataset]:
@@ -101,14 +121,77 @@ def host(name: str, data: Dataset, recorder: Recorder) -> float:
     return median(taken)
 
 
-def main() -> None:
+def prompts(n_tokens: int, n_vocab: int) -> Prompts:
+    """Random prompts, as many as there are windows."""
+    shape = (N_WINDOWS, n_tokens + 1)
+    tokens = np.random.default_rng(0).integers(0, n_vocab, shape, np.int32)
+    documents = np.full(shape, -1, np.int32)
+    documents[:, :N_PROMPT] = np.arange(N_WINDOWS)[:, None]
+    rows = np.empty(N_WINDOWS, object)
+    rows[:] = [PromptRow(RowPlace("random", "row", 1 + i), str(i)) for i in range(N_WINDOWS)]
+    return Prompts(tokens, documents, rows=rows)
+
+
+def objectives(teacher: str, n_tokens: int) -> dict[str, Objective]:
+    sampled = {"answers": N_ANSWERS, "answer_tokens": n_tokens // N_ANSWERS - N_PROMPT}
+    return {
+        "sft": SFT(),
+        "distill": Distill(teacher=teacher),
+        "gkd": GKD(teacher=teacher, **sampled),
+        "grpo": GRPO(reward=(len_of,), **sampled),
+    }
+
+
+def len_of(completion: str) -> float:
+    return float(len(completion))
+
+
+def objective_costs(
+    model: Model, options: argparse.Namespace, plain: Dataset
+) -> Iterator[dict[str, object]]:
+    """The rows of objectives, each measured by a run of its own."""
+    usual = 0.0
+    of_prompts = prompts(options.tokens, model.config.n_vocab)
+    for name, objective in objectives(options.teacher or options.model, options.tokens).items():
+        adapter = attach(model, LoraConfig(rank=8, alpha=16.0))
+        corpus = Corpus(of_prompts if objective.rows == "prompts" else plain, None)
+        config = TrainConfig(max_steps=1 + options.rounds, compute=options.compute)
+        trainer = Trainer(
+            adapter.model, adapter.parameters, corpus, config, objective, reference=model
+        )
+        reports = list[StepReport]()
+        try:
+            n_bytes = trainer.reserve().n_bytes
+            trainer.run(
+                lambda e, to=reports: to.append(e) if isinstance(e, StepReport) else None,
+                progress=False,
+            )
+        except TokenizerError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        taken = median(report.seconds for report in reports[1:])  # the first may compile
+        usual = usual or taken
+        yield {
+            "kind": name,
+            "seconds": round(taken, 4),
+            "ratio": round(taken / usual, 4),
+            "learned": round(median(report.n_tokens for report in reports[1:])),
+            "bytes": n_bytes,
+        }
+
+
+def options_of_a_run() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compute", choices=COMPUTE_TYPES, default="auto")
-    options = parser.parse_args()
+    parser.add_argument("--teacher", help="of distill and gkd; by default the model")
+    return parser.parse_args()
 
+
+def main() -> None:
+    options = options_of_a_run()
     model = pyggml.load(options.model, compute=options.compute)
     adapter = attach(model, LoraConfig(rank=8, alpha=16.0))
     data = windows(options.tokens, model.config.n_vocab)
@@ -122,13 +205,16 @@ def main() -> None:
         rounds = steps(trainer, data, recorder)
         on_host = {name: host(name, each, recorder) for name, each in data.items()}
     plain = median(taken["plain"] for taken in rounds)
+    common = {
+        "benchmark": "training_costs",
+        "model": Path(options.model).name,
+        "compute": model.backend.compute,
+        "tokens": options.tokens,
+        "rounds": options.rounds,
+    }
     for name in data:
         result = {
-            "benchmark": "training_costs",
-            "model": Path(options.model).name,
-            "compute": model.backend.compute,
-            "tokens": options.tokens,
-            "rounds": options.rounds,
+            **common,
             "kind": name,
             "seconds": round(median(taken[name] for taken in rounds), 4),
             "ratio": round(median(taken[name] / taken["plain"] for taken in rounds), 4),
@@ -137,6 +223,9 @@ def main() -> None:
             **about("pyggml", "numba", "numpy"),
         }
         print(json.dumps(result))
+    trainer.free()
+    for row in objective_costs(model, options, data["plain"]):
+        print(json.dumps({**common, **row, **about("pyggml", "numba", "numpy")}))
 
 
 if __name__ == "__main__":

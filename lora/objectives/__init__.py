@@ -4,6 +4,7 @@ objective    what an objective declares; those of texts
 answers      those that compare answers: leaves, batches, rewards, scores of a fixed model
 sampled      those that learn from answers which the model writes as it trains
 rewarded     of these, those whose answers are rewarded
+taught       those that learn a teacher's probabilities
 tally        what a batch adds to a report
 choice       the settings of all objectives as one, for a command line
 
@@ -23,6 +24,7 @@ from pyggml.lora.objectives.distill import Distill
 from pyggml.lora.objectives.dpo import DPO
 from pyggml.lora.objectives.dr_grpo import DrGRPO
 from pyggml.lora.objectives.embed import Embed
+from pyggml.lora.objectives.gkd import GKD
 from pyggml.lora.objectives.grpo import GRPO
 from pyggml.lora.objectives.gspo import GSPO
 from pyggml.lora.objectives.ipo import IPO
@@ -33,7 +35,7 @@ from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.objectives.simpo import SimPO
 from pyggml.lora.objectives.tally import ClassCounts, JudgedAnswers, Rewards, Tally, TokensRight
 
-_OF_ANSWERS = (DPO, ORPO, KTO, SimPO, IPO, GRPO, DrGRPO, GSPO)
+_OF_ANSWERS = (DPO, ORPO, KTO, SimPO, IPO, GRPO, DrGRPO, GSPO, GKD)
 OBJECTIVES: Mapping[str, type[Objective]] = {
     kind.name: kind for kind in (SFT, Distill, *_OF_ANSWERS, Classify, Embed)
 }

@@ -1,110 +1,20 @@
-"""Distillation: the student's probabilities of the next token become a teacher's.
+"""Distillation: learns a teacher's probabilities (`pyggml.lora.objectives.taught`) of texts."""
 
-loss = α·CE + (1 − α)·τ²·KL(q ‖ p)          the mean over the step's learned tokens
+from dataclasses import dataclass
+from typing import ClassVar
 
-CE is the cross entropy of the tokens that stand there. q and p are the teacher's and the student's
-softmax(logits / τ) over k + 1 cases: the teacher's k likeliest tokens, and all others together. τ²
-keeps the gradient of the KL as large as it is at τ = 1 (Hinton, Vinyals, Dean 2015,
-arXiv:1503.02531).
-
-At τ = 1 both terms are one cross entropy, of the probabilities α·onehot + (1 − α)·q.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
-
-import numpy as np
-
-from pyggml import gguf, load
-from pyggml.errors import ConfigError
-from pyggml.gguf.identity import identity
-from pyggml.graph import Graph
-from pyggml.graph.dtypes import F32, I32
-from pyggml.graph.tensor import Tensor, put_together, zeros
-from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Corpus, Dataset, WindowBatch
-from pyggml.lora.objectives.objective import Leaves, LossNet, Outputs, TextObjective, Windows
-from pyggml.lora.ranks import Ranks
-from pyggml.lora.teacher import Distributions, Teacher, TeacherFile, TeacherModel
-from pyggml.lora.teacher.file import TYPE
-from pyggml.model import Model
-from pyggml.ops import add
-from pyggml.runtime import Program
+from pyggml.lora.objectives.objective import TextObjective
+from pyggml.lora.objectives.taught import TaughtObjective
 from pyggml.settings import setting
-from pyggml.tokenizer.same_tokens import check_same_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class DistillLeaves(Leaves):
-    """The leaves of a batch of T tokens; `DistillBatch` explains each."""
-
-    targets: Tensor  # (T,) int32
-    of_answers: Tensor  # (T,)
-    weights: Tensor  # (T,)
-    ids: Tensor  # (T, k) int32
-    shares: Tensor  # (T, k + 1)
-    entropy: Tensor  # ()
-
-    @classmethod
-    def empty(cls, n_tokens: int, k: int) -> "DistillLeaves":
-        leaves = (
-            zeros((n_tokens,), I32, "targets"),
-            zeros((n_tokens,), F32, "weights of the answers"),
-            zeros((n_tokens,), F32, "weights"),
-            zeros((n_tokens, k), I32, "the teacher's tokens"),
-            zeros((n_tokens, k + 1), F32, "the teacher's probabilities"),
-            zeros((), F32, "the teacher's entropy"),
-        )
-        put_together(*leaves)
-        return cls(*leaves)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DistillBatch(WindowBatch):
-    """T tokens as in `WindowBatch`, and what the teacher says of them.
-
-    of_answers   (T,) float32, the weight of each target's own cross entropy, if that is a loss of
-                 its own
-    ids          (T, k) int32, tokens of each distribution
-    shares       (T, k + 1) float32, what is wanted as the probability of each, and of all others
-    entropy      () float32, Σ weight · (1 − α) · τ² · Σ q · log q, which makes the KL of the loss
-    """
-
-    of_answers: np.ndarray
-    ids: np.ndarray
-    shares: np.ndarray
-    entropy: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(TextObjective):
+class Distill(TaughtObjective, TextObjective):
     """Learns a teacher's probabilities of each next token."""
 
     name: ClassVar[str] = "distill"
     purpose: ClassVar[str] = "learns a teacher's probabilities of each token of texts or answers"
 
-    teacher: str = setting(
-        "",
-        "the teacher: a GGUF model with the student's vocabulary, which reads the text as training "
-        "goes, or what `pyggml teach` wrote",
-        group="optimiser",
-    )
-    teacher_top_k: int = setting(
-        64,
-        "the likeliest tokens of which a model's probabilities are learned, all others count as "
-        "one; a file has its own number",
-        "1 to 65,536",
-        lambda k: 1 <= k <= 1 << 16,
-        group="optimiser",
-    )
-    teacher_temperature: float = setting(
-        1.0,
-        "τ, which divides the logits of teacher and student",
-        "0.1 to 100",
-        lambda t: 0.1 <= t <= 100,
-        group="optimiser",
-    )
     hard_weight: float = setting(
         0.5,
         "α, the weight of the cross entropy with the text itself; the rest is the teacher's",
@@ -114,108 +24,5 @@ class Distill(TextObjective):
     )
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether both terms are one cross entropy."""
-        return self.teacher_temperature == 1
-
-    def shared_by_runs(self) -> Mapping[str, Any]:
-        """With what the teacher is in the place of where it lies."""
-        about = dict(super().shared_by_runs())
-        if self.teacher:
-            about["teacher"] = str(identity(gguf.open(self.teacher)))
-        return about
-
-    def loss(self, net: LossNet, batch: DistillLeaves) -> Outputs:
-        h = net.hidden()
-        wanted = batch.ids, batch.shares, batch.weights
-        soft = net.soft_loss(h, wanted, self.teacher_temperature)
-        loss = add(soft, batch.entropy)
-        if self.hard_weight and not self.is_mixed:
-            loss = add(loss, net.token_loss(batch.targets, batch.of_answers, h))
-        return {"loss": loss, "n_right": soft.saved[0]}
-
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> "DistillFeed":
-        if not self.teacher:
-            fault = "is not given, wanted a GGUF model, or what `pyggml teach` wrote"
-            raise ConfigError([("teacher", fault)])
-        return DistillFeed(self, config.batch, self._teacher(self.teacher, model, corpus))
-
-    def _teacher(self, path: str, model: Model, corpus: Corpus) -> Teacher:
-        file = gguf.open(path)
-        if file.get("general.type") == TYPE:
-            answers = TeacherFile(file)
-            answers.check(model.file, corpus, self.teacher_temperature)
-            return answers
-        others = [b for b in model.devices.backends if not b.is_host]
-        teacher = load(path, compute=model.compute, backends=others)
-        check_same_tokens(teacher.file, model.file)
-        if corpus.train.ctx > teacher.config.n_ctx:
-            fault = f"is {corpus.train.ctx}, wanted at most the teacher's {teacher.config.n_ctx}"
-            raise ConfigError([("ctx", fault)])
-        model.devices.hold(*teacher.parts.weights.values())
-        return TeacherModel(
-            teacher,
-            corpus.lengths,
-            model.config.n_vocab,
-            self.teacher_top_k,
-            self.teacher_temperature,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DistillFeed:
-    """Windows of tokens, with what a teacher says of them."""
-
-    objective: Distill
-    size: int
-    teacher: Teacher
-
-    @property
-    def graphs(self) -> Sequence[Graph]:
-        return self.teacher.graphs
-
-    def leaves(self, n_tokens: int) -> DistillLeaves:
-        return DistillLeaves.empty(n_tokens, self.teacher.k)
-
-    def batches(
-        self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
-    ) -> Iterator[WindowBatch]:
-        """Those of other ranks come without what the teacher says."""
-        of_batches = data.batch_windows(windows, self.size)
-        mine = ranks.share(len(of_batches))
-        batches = data.batches(windows, self.size)
-        for i, (some, batch) in enumerate(zip(of_batches, batches, strict=True)):
-            if i not in mine:
-                yield batch
-                continue
-            each = [self.teacher.distributions(programs, data, int(w)) for w in some]
-            yield self._with_distributions(batch, data.part(some).targets(), each)
-
-    def _with_distributions(
-        self, batch: WindowBatch, targets: np.ndarray, each: Sequence[Distributions]
-    ) -> DistillBatch:
-        """targets (windows, ctx) bool, where `each` window has distributions."""
-        k, n_tokens = self.teacher.k, len(batch.tokens)
-        ctx = n_tokens // self.size
-        alpha, factor = self.objective.hard_weight, self.objective.teacher_temperature**2
-        ids = np.tile(np.arange(k, dtype=np.int32), (n_tokens, 1))
-        shares = np.zeros((n_tokens, k + 1), np.float32)
-        entropy = np.zeros((), np.float64)
-        for i, (is_target, d) in enumerate(zip(targets, each, strict=True)):
-            at, q = i * ctx + np.flatnonzero(is_target), d.shares()
-            ids[at], shares[at] = d.ids, (1 - alpha) * factor * q
-            logs = np.log(np.where(q > 0, q, 1))
-            entropy += (1 - alpha) * factor * (batch.weights[at] @ (q * logs).sum(axis=1))
-            if self.objective.is_mixed:
-                shares[at, 0] += alpha
-        of_text = {f.name: getattr(batch, f.name) for f in fields(WindowBatch)}
-        of_answers = np.float32(alpha) * batch.weights
-        return DistillBatch(
-            **of_text,
-            of_answers=of_answers,
-            ids=ids,
-            shares=shares,
-            entropy=entropy.astype(np.float32),
-        )
+    def alpha(self) -> float:
+        return self.hard_weight

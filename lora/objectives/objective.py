@@ -87,12 +87,13 @@ class LossNet:
         return token_loss(self.parts, self.net, targets, weights, self.trained, self.gradient, h)
 
     def soft_loss(
-        self, h: Tensor, wanted: tuple[Tensor, Tensor, Tensor], temperature: float
+        self, h: Tensor, wanted: tuple[Tensor, Tensor, Tensor], temperature: float, beta: float = 0
     ) -> Tensor:
-        """Σ weight · cross entropy of probabilities at a temperature, (); `saved[0]` counts the
-        first targets that are right. wanted: targets, shares, weights, as of `soft_token_loss`."""
+        """Σ weight · cross entropy of probabilities at a temperature, with beta their divergence,
+        (); `saved[0]` counts the first targets that are right. wanted: targets, shares, weights, as
+        of `soft_token_loss`."""
         return soft_token_loss(
-            self.parts, self.net, h, wanted, self.trained, self.gradient, temperature
+            self.parts, self.net, h, wanted, self.trained, self.gradient, temperature, beta
         )
 
     def token_losses(self, targets: Tensor, weights: Tensor, temperature: float = 1.0) -> Tensor:
@@ -179,9 +180,10 @@ class Practice(Protocol):
 
     def measure(
         self, data: Dataset, windows: Windows, ranks: Ranks, arenas: Arenas | None
-    ) -> tuple[float, Tally, np.ndarray]:
+    ) -> Lesson | tuple[float, Tally, np.ndarray]:
         """What a validation tells of these windows: the lower, the better; and what a step counts;
-        and the parts (n, 2) that it is the sum of, each with its weight. All ranks call this."""
+        and the parts (n, 2) that it is the sum of, each with its weight. Or windows whose loss
+        tells it. All ranks call this."""
 
 
 @dataclass(frozen=True, kw_only=True)

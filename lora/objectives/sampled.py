@@ -74,8 +74,12 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledObjective(Objective):
-    """An objective whose rows are prompts, and which learns from sampled answers."""
+    """An objective whose rows are prompts, and which learns from sampled answers.
 
+    is_judged   a validation tells the `cost` of answers, else their loss
+    """
+
+    is_judged: ClassVar[bool] = True
     rows: ClassVar[str] = "prompts"
     defaults: ClassVar[dict[str, Any]] = {"lr": 2e-5, "epochs": 1, "warmup_steps": 10}
 
@@ -115,15 +119,22 @@ class SampledObjective(Objective):
     def count(self, groups: Sequence[Group]) -> Tally:
         """What is told of some groups."""
 
-    @abstractmethod
     def cost(self, tally: Any) -> float:
         """What a validation tells of answers of which this was counted: the lower, the better."""
+        raise NotImplementedError(f"{self.name} is not judged")
 
     def marks(
         self, data: Prompts, window: int, answers: Sequence[SampledAnswer], model: Model
     ) -> np.ndarray:
         """(n, m) what is noted of answers to a prompt, on the rank that has sampled them."""
         return np.empty((len(answers), 0))
+
+    def answer_of_row(
+        self, data: Prompts, window: int, draw: float, model: Model
+    ) -> SampledAnswer | None:
+        """What is learned in the place of sampled answers; None: these are. draw: 0 to 1, by
+        chance."""
+        return None
 
     def is_of_use(self, group: Group) -> bool:
         """Whether something is learned of a group; else other prompts take its place."""
@@ -194,10 +205,14 @@ class SampledPractice:
 
     def measure(
         self, data: Dataset, windows: Windows, ranks: Ranks, arenas: Arenas | None
-    ) -> tuple[float, Tally, np.ndarray]:
+    ) -> Lesson | tuple[float, Tally, np.ndarray]:
         self._sampler.begin(arenas)
-        numbers = self._sample(_VALIDATION, cast("Prompts", data), windows, ranks, 1)
+        data = cast("Prompts", data)
+        numbers = self._sample(_VALIDATION, data, windows, ranks, 1)
         groups, o = self._groups(numbers, len(windows)), self._objective
+        if not o.is_judged:
+            samples = Samples.of(o.examples(data, groups), self._ctx)
+            return Lesson(samples, range(len(samples)), len(windows), o.count(groups))
         parts = np.array([[o.cost(o.count([group])), 1] for group in groups]) / len(groups)
         return float(parts[:, 0].sum()), o.count(groups), parts
 
@@ -251,6 +266,10 @@ class SampledPractice:
         return group
 
     def _group(self, data: Prompts, window: int, at: Place, n_answers: int) -> Group:
-        seeds = seeds_of(n_answers, self._seed, *at, len(at))
-        answers = self._sampler.sample(data.prompt(window), seeds)
-        return Group(window, answers, self._objective.marks(data, window, answers, self._model))
+        prompt, seeds = data.prompt(window), seeds_of(n_answers, self._seed, *at, len(at))
+        answer, o = None, self._objective
+        if at[0] != _VALIDATION:
+            (draw,) = seeds_of(1, self._seed, *at, len(at), 1)
+            answer = o.answer_of_row(data, window, draw / 2**64, self._model)
+        answers = [answer] * n_answers if answer else self._sampler.sample(prompt, seeds)
+        return Group(window, answers, o.marks(data, window, answers, self._model))

@@ -108,6 +108,24 @@ class Rewards(Tally):
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenAnswers(Tally):
+    """Sampled answers that nobody judges."""
+
+    n_answers: int = 0
+    n_answer_tokens: int = 0
+    n_cut: int = 0
+
+    def figures(self) -> dict[str, Any]:
+        n = max(self.n_answers, 1)
+        return {"answers": {"length": self.n_answer_tokens / n, "cut": self.n_cut / n}}
+
+    @property
+    def words(self) -> str:
+        n = max(self.n_answers, 1)
+        return f"{self.n_answer_tokens / n:.1f} tokens  {100 * self.n_cut / n:.0f} % cut"
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedAnswers(Tally):
     """Sampled answers and what they earned.
 

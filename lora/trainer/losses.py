@@ -9,7 +9,7 @@ import numpy as np
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
-from pyggml.lora.objectives.objective import LossNet, Objective, Windows
+from pyggml.lora.objectives.objective import Lesson, LossNet, Objective, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.experts import BALANCE, LOAD, ExpertReport
@@ -95,7 +95,12 @@ class Losses:
         """What a validation tells of these windows: their loss, or what the practice measures."""
         if self.practice is None:
             return self.over(self.passes.evaluate, data, windows, ranks)
-        return Outcome(*self.practice.measure(data, windows, ranks, self.passes.arenas))
+        measured = self.practice.measure(data, windows, ranks, self.passes.arenas)
+        if not isinstance(measured, Lesson):
+            return Outcome(*measured)
+        outcome = self.over(self.passes.evaluate, measured.dataset, measured.windows, ranks)
+        counted = outcome.tally if measured.tally is None else measured.tally + outcome.tally
+        return replace(outcome, tally=counted)
 
     @property
     def _n_expert_numbers(self) -> int:
@@ -114,8 +119,12 @@ def validation_loss(
 ) -> float:
     """The loss of a run's validation, by another model: the one that the run wrote."""
     ctx, practice = corpus.train.ctx, objective.practice(model, corpus, config)
+    data, windows = replace(sample.dataset, lengths=None), sample.windows  # whole: one graph
     if practice is not None:
-        return practice.measure(sample.dataset, sample.windows, ALONE, None)[0]
+        measured = practice.measure(sample.dataset, windows, ALONE, None)
+        if not isinstance(measured, Lesson):
+            return measured[0]
+        data, windows = measured.dataset, measured.windows
     inputs = Inputs.empty(config.batch * ctx, ctx, causal=model.config.causal)
     feed = objective.feed(model, corpus, config, reference)
     leaves = feed.leaves(config.batch * ctx)
@@ -124,9 +133,8 @@ def validation_loss(
     schedules = [schedule(g, model.devices) for g in (net.net.graph(loss=loss), *feed.graphs)]
     arenas = Arenas(*schedules)
     program, *others = (bind(each, True, arenas) for each in schedules)
-    data = replace(sample.dataset, lengths=None)  # whole windows: one graph
     total = 0.0
-    for batch in feed.batches(others, data, sample.windows, ALONE):
+    for batch in feed.batches(others, data, windows, ALONE):
         batch.fill(inputs)
         leaves.write(batch)
         program()

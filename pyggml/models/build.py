@@ -191,8 +191,10 @@ def soft_token_loss(
     trained: Collection[str] = (),
     gradient: bool = True,
     temperature: float = 1.0,
+    beta: float = 0.0,
 ) -> Tensor:
-    """Σ_t weights_t · cross entropy of probabilities and softmax(logits_t / temperature), a scalar.
+    """Σ_t weights_t · cross entropy of probabilities and softmax(logits_t / temperature), a scalar;
+    with beta their divergence.
 
     h: the net's hidden states; wanted: targets (T, k), shares (T, k + 1) and weights (T,), as
     `pyggml.ops.soft_cross_entropy` takes them. Otherwise as `token_loss`.
@@ -201,8 +203,8 @@ def soft_token_loss(
     if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
         h = _cooled(h, temperature)
-        return linear_soft_cross_entropy(h, w, *wanted, gradient, cap / temperature)
-    return soft_cross_entropy(_cooled(parts.decoder.logits(net, h), temperature), *wanted)
+        return linear_soft_cross_entropy(h, w, *wanted, gradient, cap / temperature, beta)
+    return soft_cross_entropy(_cooled(parts.decoder.logits(net, h), temperature), *wanted, beta)
 
 
 def _cooled(x: Tensor, temperature: float) -> Tensor:

@@ -83,7 +83,7 @@ def test_an_objective_settles_what_is_not_given(name):
     assert {n: getattr(config, n) for n in kind.defaults} == kind.defaults
     assert {"lr", "epochs"} < set(kind.defaults)
     assert kind.settle(config) == config
-    assert (config.lr == 2e-4) == (name in ("sft", "distill"))
+    assert (config.lr == 2e-4) == (name in ("sft", "distill", "gkd"))
     given = kind.settle(TrainConfig(lr=1e-3, epochs=2, warmup_steps=3))
     assert (given.lr, given.epochs, given.warmup_steps) == (1e-3, 2, 3)
     assert given.warmup_ratio is None, "the warm-up was given"

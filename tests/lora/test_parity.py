@@ -181,6 +181,26 @@ def log_probs(model, ids):
     return (z - np.log(np.exp(z).sum(axis=1, keepdims=True)))[np.arange(len(z)), ids[1:]]
 
 
+def test_trl_with_a_teacher(monkeypatch):
+    """TRL's generalised Jensen-Shannon loss, of the same answers as if they had been sampled."""
+    run = golden("gkd")
+    answers = [np.array(a.ids, np.int32) for (a,) in windows_of(run, 48)]
+    prompts = [ids[:n] for ids, n in zip(answers, run["prompts"], strict=True)]
+    assert len({p.tobytes() for p in prompts}) == len(prompts)
+    of_prompt = {p.tobytes(): a[len(p) :] for p, a in zip(prompts, answers, strict=True)}
+
+    def sample(sampler, prompt, seeds):
+        ids = of_prompt[prompt.tobytes()]
+        return [SampledAnswer(ids, np.zeros(len(ids), np.float32), True)]
+
+    monkeypatch.setattr(GroupSampler, "sample", sample)
+    monkeypatch.setattr(OBJECTIVES["gkd"], "about", lambda *given: {})
+    objective = preference("gkd", run, teacher=str(MODEL))
+    found = [e.loss for e in losses(run, prompts_of(prompts, 48), objective)]
+    assert len(found) == 100 and run["losses"][-1] < 0.1 * run["losses"][0]
+    np.testing.assert_allclose(found, run["losses"], rtol=0, atol=2e-6)  # of 7e-4 and less
+
+
 @pytest.mark.parametrize("kind, n_steps", [("grpo", 100), ("dr_grpo", 20), ("gspo", 20)])
 def test_trl_with_rewards(monkeypatch, kind, n_steps):
     """Of the same answers, as if they had been sampled; each lesson is that of two steps, so that

@@ -18,6 +18,7 @@ from pyggml.lora import corpus as corpus_of_rows
 from pyggml.lora.data import PromptRow, RowPlace
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.choice import objective_of
+from pyggml.lora.objectives.rewarded import RewardObjective
 from pyggml.lora.ranks import ALONE
 from pyggml.lora.ranks.alone import Ranks
 from pyggml.lora.rollouts.rewards import Reward, RewardFault, advantages, totals
@@ -25,7 +26,7 @@ from pyggml.lora.rollouts.sampling import GroupSampler
 
 from runs import state, steps
 
-KINDS = [name for name, kind in OBJECTIVES.items() if kind.rows == "prompts"]
+KINDS = [name for name, kind in OBJECTIVES.items() if issubclass(kind, RewardObjective)]
 CTX, MOST = 40, 8
 PROMPTS = [{"prompt": "ab" * (1 + i % 3) + str(i), "n": i} for i in range(10)]
 PLACE = RowPlace("p.jsonl", "line", 3)

@@ -2,7 +2,8 @@
 
 linear_cross_entropy_by_row   L_t = weights_t · (log Σ_v exp z_tv − z_t,target),  z = h·wᵀ
 linear_cross_entropy          L = Σ_t L_t
-linear_soft_cross_entropy     L = Σ_t weights_t · −(Σ_s q_ts · log p_ts + q_t,rest · log p_t,rest)
+linear_soft_cross_entropy     L = Σ_t weights_t · −(Σ_s q_ts · log p_ts + q_t,rest · log p_t,rest),
+                              or a divergence of q and p: see pyggml.ops.loss.soft
 
 The last one has probabilities q of some tokens s, and one for all others together; p = softmax z,
 p_rest is the sum over the others (pyggml.ops.loss.soft). The first two are those of one s, q = 1.
@@ -39,7 +40,14 @@ from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.ops.layout.layout import reshape
 from pyggml.ops.loss import head_amx, head_slices
 from pyggml.ops.loss.head_slices import Wanted
-from pyggml.ops.loss.soft import expect_shares, soft_losses, soft_wanted
+from pyggml.ops.loss.soft import (
+    BETAS,
+    NO_BETA,
+    expect_beta,
+    expect_shares,
+    soft_losses,
+    soft_wanted,
+)
 from pyggml.quants import QUANTS
 
 _CHUNK_BYTES = 192 << 20  # of what is made of a chunk's rows at once
@@ -87,15 +95,18 @@ def linear_soft_cross_entropy(
     weights: Tensor,
     gradient: bool = True,
     softcap: float = 0.0,
+    beta: float = 0.0,
 ) -> Tensor:
     """Weighted sum of the cross entropies of the rows of h·wᵀ with probabilities, a scalar ().
+    beta, 0 to 1: above 0 of their generalised Jensen-Shannon divergences.
 
     targets (T, k) int32, all different in a row; shares (T, k + 1) float32, the probabilities of
     these, then of all other tokens together. The rest is as of `linear_cross_entropy`; the target
     that counts as right is a row's first.
     """
     sources = h, w, targets, shares, weights
-    return LINEAR_SOFT_CROSS_ENTROPY(*sources, gradient=gradient, softcap=float(softcap))
+    how = {"softcap": float(softcap), "beta": float(beta)}
+    return LINEAR_SOFT_CROSS_ENTROPY(*sources, gradient=gradient, **how)
 
 
 def _spec(
@@ -125,9 +136,10 @@ def _expect_layer(name: str, h: Tensor, w: Tensor, softcap: float) -> None:
 
 def _soft_spec(
     h: Tensor, w: Tensor, targets: Tensor, shares: Tensor, weights: Tensor,
-    *, gradient: bool, softcap: float,
+    *, gradient: bool, softcap: float, beta: float,
 ) -> Spec:  # fmt: skip
     name = "linear_soft_cross_entropy"
+    expect_beta(name, beta)
     _expect_layer(name, h, w, softcap)
     expect_shares(name, (h.shape[0], w.shape[0]), targets, shares, weights)
     return Spec(())
@@ -173,12 +185,13 @@ class _SlicedLogits(_Chunk):
     """Logits of a slice of the vocabulary become its share of the gradient
     (pyggml.ops.loss.head_slices)."""
 
-    softcap: np.float32
+    how: tuple[np.float32, float]  # the cap and β of the loss
     bound: dict[tuple[int, bool], list[head_slices.Slice]]  # those of the latest n
 
     @classmethod
     def of(cls, node: Tensor, w: gemm.Weight, h: np.ndarray, dh: np.ndarray, own: Scratch) -> Self:
-        return cls(w, h, dh, own, np.float32(node.params["softcap"]), {})
+        how = np.float32(node.params["softcap"]), node.params.get("beta", 0.0)
+        return cls(w, h, dh, own, how, {})
 
     @staticmethod
     def takes(node: Tensor, compute: Compute) -> bool:
@@ -200,17 +213,18 @@ class _SlicedLogits(_Chunk):
             slices = head_slices.bind_slices(self.w, h, o if gradient else None, most, self.own)
             self.bound[n, gradient] = slices
         slices = self.bound[n, gradient]
-        return head_slices.run(slices, self.w, (h, o), wanted, self.softcap, self.own)
+        return head_slices.run(slices, self.w, (h, o), wanted, self.how, self.own)
 
 
 @dataclass(frozen=True, slots=True)
 class _FusedLogits(_Chunk):
-    """Logits stay in the cache (pyggml.ops.loss.head_amx)."""
+    """Logits stay in the cache (pyggml.ops.loss.head_amx); of cross entropies alone."""
 
     @staticmethod
     def takes(node: Tensor, compute: Compute) -> bool:
         h, w = node.src[:2]
-        return head_amx.takes(h.shape[0], w.dtype, compute, node.params["softcap"])
+        fits = head_amx.takes(h.shape[0], w.dtype, compute, node.params["softcap"])
+        return fits and not node.params.get("beta")
 
     @staticmethod
     def layout(node: Tensor, compute: Compute) -> Layout:
@@ -326,17 +340,17 @@ def _ref_by_row(
 
 
 def _soft_ref(
-    h: np.ndarray, w: np.ndarray, *wanted: np.ndarray, gradient: bool, softcap: float
+    h: np.ndarray, w: np.ndarray, *wanted: np.ndarray, gradient: bool, softcap: float, beta: float
 ) -> np.ndarray:
     z = h @ w.T
-    return soft_losses(SOFTCAP(z, cap=softcap) if softcap else z, *wanted).sum()
+    return soft_losses(SOFTCAP(z, cap=softcap) if softcap else z, *wanted, beta=beta).sum()
 
 
 def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:
     return np.asarray(np.sum(_ref_by_row(*arrays, gradient=gradient, softcap=softcap)))
 
 
-def _saved_specs(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec, ...]:
+def _saved_specs(h: Tensor, *_: Tensor, gradient: bool, **how: float) -> tuple[Spec, ...]:
     return (Spec(()), Spec(h.shape)) if gradient else (Spec(()),)
 
 
@@ -363,7 +377,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 def _soft_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for (z, *wanted), k, cap in zip(soft_wanted(rng), (2, 40, 8), (0.0, 0.0, 1.5), strict=True):
         h, w = rng.standard_normal((len(z), k)), rng.standard_normal((z.shape[1], k))
-        yield Sample((h, w, *wanted), {"gradient": True, "softcap": cap})
+        for beta in BETAS:
+            yield Sample((h, w, *wanted), {"gradient": True, "softcap": cap, "beta": beta})
 
 
 _BOTH: dict[str, Any] = {
@@ -396,7 +411,7 @@ LINEAR_SOFT_CROSS_ENTROPY = op(
     ref=_soft_ref,
     samples=_soft_samples,
     fuses=("mul_mat", "soft_cross_entropy", "out_prod"),
-    **_BOTH,
+    **{**_BOTH, "refuses": {**_BOTH["refuses"], "beta": NO_BETA}},
 )
 for _op in (LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY_BY_ROW, LINEAR_SOFT_CROSS_ENTROPY):
     cpu_kernel(_op, _run, scratch=_scratch)

@@ -10,7 +10,7 @@ many positions. With the probabilities that are wanted, q_s of target s and q_re
 
     norm = rest + Σ_s e^(z_s − m)    p = e^(z − m) / norm    p_rest = rest / norm
     Q = Σ_s q_s + q_rest, commonly 1
-    L = −weight · (Σ_s q_s · log p_s + q_rest · log p_rest)
+    L = −weight · (Σ_s q_s · log p_s + q_rest · log p_rest)          β above 0: see ops.loss.soft
     dL/dh = weight · ((Q − q_rest / p_rest) · o / norm + Σ_s (Q · p_s − q_s) · slope_s · w_s)
 
 The targets' own terms are added in float32: rounded beside small ones they would cost their
@@ -35,6 +35,7 @@ from pyggml.kernels.formulas import inlined
 from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.kernels.kernel import Compute
 from pyggml.ops.layout.rows import gather_rows
+from pyggml.ops.loss.soft import cases
 from pyggml.quants import UNPACK
 
 ROWS = 2048  # positions of a chunk: each unpacks all of w
@@ -212,13 +213,13 @@ def run(
     w: gemm.Weight,
     rows: tuple[np.ndarray, np.ndarray],
     wanted: Wanted,
-    cap: np.float32,
+    how: tuple[np.float32, float],
     own: Scratch,
 ) -> tuple[np.ndarray, int]:
     """(losses (n,), how many positions have their first target on top); with a gradient, o becomes
-    that. rows: h, which is overwritten, and o."""
+    that. rows: h, which is overwritten, and o; how: the cap and β of the loss."""
     (h, o), n = rows, len(rows[0])
-    targets, shares, weights = wanted
+    (targets, shares, weights), (cap, beta) = wanted, how
     m, rest, logits = (own[name][:n] for name in ("m", "rest", "target_logits"))
     gradient, take_slice = slices[0].add is not None, _TAKE_SLICE[bool(cap)]
     sums = o if gradient else np.empty((n, 0), np.float32)
@@ -228,12 +229,13 @@ def run(
         if part.add is not None:
             part.add()
     with np.errstate(all="ignore"):  # logits may not be finite
-        above, q, q_rest = logits - m[:, None], shares[:, :-1], shares[:, -1]
-        e, rest = np.exp(above), np.maximum(rest, _LEAST)
-        norm, mass = rest + e.sum(axis=1), shares.sum(axis=1)
-        losses = np.where(q_rest > 0, q_rest * (np.log(norm) - np.log(rest)), _ZERO)
-        losses += np.where(q > 0, q * (np.log(norm)[:, None] - above), _ZERO).sum(axis=1)
+        above, rest = logits - m[:, None], np.maximum(rest, _LEAST)
+        e = np.exp(above)
+        norm = rest + e.sum(axis=1)
+        log_p = np.column_stack([above, np.log(rest)]) - np.log(norm)[:, None]
+        losses, shares = cases(shares, log_p, beta)
         if gradient:
+            mass, q, q_rest = shares.sum(axis=1), shares[:, :-1], shares[:, -1]
             o *= (weights * (mass / norm - q_rest / rest))[:, None]
             factors = weights[:, None] * (mass[:, None] * e / norm[:, None] - q)
             factors = SOFTCAP_BACK(logits, factors, cap=float(cap)) if cap else factors

@@ -1,4 +1,4 @@
-"""Cross entropy between rows of logits x and probabilities of a few tokens.
+"""How far rows of logits x are from probabilities of a few tokens.
 
 soft_cross_entropy   L = Σ over rows i of w_i · −(Σ_s q_is · ln p_is + q_i,rest · ln p_i,rest)
 
@@ -7,6 +7,13 @@ of theirs. With q of a teacher, L less the entropy of q is the KL divergence fro
 over these k + 1 cases. With Q = Σ_s q_s + q_rest, commonly 1,
 
     dL/dx_s = w · (Q · p_s − q_s)      dL/dx_v = w · p_v · (Q − q_rest / p_rest) of the others
+
+With β above 0 it is the generalised Jensen-Shannon divergence (Agarwal et al. 2023,
+arXiv:2306.13649), of which m = (1 − β)·p + β·q, and at 1 the divergence from teacher to student:
+
+    L = Σ w · Σ over the k + 1 cases of β·q·ln(q/m) + (1 − β)·p·ln(p/m)      at 1 of p·ln(p/q)
+
+Its gradient is the same with −dL/d ln p in the place of q: (1 − β)·p·ln(m/p), at 1 p·ln(q/p).
 """
 
 from collections.abc import Iterator
@@ -17,7 +24,7 @@ from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import exp32, row_max
@@ -25,18 +32,29 @@ from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.expect import expect, expect_type
 
-_ZERO, _LEAST = np.float32(0), np.float32(np.finfo(np.float32).tiny)
+_ZERO, _ONE, _LEAST = np.float32(0), np.float32(1), np.float32(np.finfo(np.float32).tiny)
+BETAS = (0.0, 0.3, 1.0)  # of samples
+NO_BETA = (-0.1, 1.1, float("nan"))  # values that expect_beta refuses
 
 
-def soft_cross_entropy(logits: Tensor, targets: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
+def soft_cross_entropy(
+    logits: Tensor, targets: Tensor, shares: Tensor, weights: Tensor, beta: float = 0.0
+) -> Tensor:
     """Weighted sum of the cross entropies of rows with probabilities of some tokens, of shape ().
+    beta, 0 to 1: above 0 of their generalised Jensen-Shannon divergences.
 
     logits (n, n_vocab) F32; targets (n, k) I32, all different in a row; shares (n, k + 1) F32, the
     probabilities of these, then of all other tokens together; weights (n,) F32. `saved[0]` of the
     result, () F32, counts the rows of weight other than 0 whose first target has the greatest
     logit. The kernel raises PyggmlError if a target is outside the vocabulary.
     """
-    return SOFT_CROSS_ENTROPY(logits, targets, shares, weights)
+    return SOFT_CROSS_ENTROPY(logits, targets, shares, weights, beta=float(beta))
+
+
+def expect_beta(name: str, beta: float) -> None:
+    """Raises ShapeError unless it is 0 to 1."""
+    if not 0 <= beta <= 1:
+        raise ShapeError(f"{name}: beta is {beta}, wanted 0 to 1")
 
 
 def expect_shares(
@@ -52,7 +70,8 @@ def expect_shares(
     expect(name, "weights", weights, (n,))
 
 
-def _spec(logits: Tensor, *wanted: Tensor) -> Spec:
+def _spec(logits: Tensor, *wanted: Tensor, beta: float) -> Spec:
+    expect_beta("soft_cross_entropy", beta)
     expect_type("soft_cross_entropy", "logits", logits)
     if len(logits.shape) != 2 or 0 in logits.shape:
         fault = f"logits are {logits!r}, wanted two axes, none empty"
@@ -62,7 +81,20 @@ def _spec(logits: Tensor, *wanted: Tensor) -> Spec:
 
 
 @kernel
-def _soft_row(dx, x, targets, shares, weight):
+def _case(q, log_p, beta):
+    """What one of the k + 1 cases adds to a loss, and −dL/d ln p: `cases` of one."""
+    if beta == _ZERO:
+        return (-q * log_p if q > _ZERO else _ZERO), q
+    p, log_q = exp32(log_p), np.log(max(q, _LEAST))
+    if beta == _ONE:
+        return p * (log_p - log_q), p * (log_q - log_p)
+    log_m = np.log(max((_ONE - beta) * p + beta * q, _LEAST))
+    above = (_ONE - beta) * p * (log_p - log_m)
+    return beta * q * (log_q - log_m) + above, -above
+
+
+@kernel
+def _soft_row(dx, x, targets, shares, weight, beta):
     """The loss of a row; dx becomes its gradient."""
     top, k = row_max(x), targets.size
     for j in range(x.size):
@@ -73,64 +105,79 @@ def _soft_row(dx, x, targets, shares, weight):
     for j in range(x.size):
         rest += dx[j]
     rest = max(rest, _LEAST)
-    norm, mass, q_rest = rest, shares[k], shares[k]
+    norm = rest
     for s in range(k):
         norm += exp32(x[targets[s]] - top)
-        mass += shares[s]
-    loss = q_rest * (np.log(norm) - np.log(rest)) if q_rest > _ZERO else _ZERO
+    log_norm = np.log(norm)
+    loss, q_rest = _case(shares[k], np.log(rest) - log_norm, beta)
+    mass = q_rest
+    for s in range(k):
+        term, q = _case(shares[s], x[targets[s]] - top - log_norm, beta)
+        loss, mass = loss + term, mass + q
     factor = weight * (mass / norm - q_rest / rest)
     for j in range(x.size):
         dx[j] *= factor
     for s in range(k):
-        above, q = x[targets[s]] - top, shares[s]
-        if q > _ZERO:
-            loss += q * (np.log(norm) - above)
+        above = x[targets[s]] - top
+        _, q = _case(shares[s], above - log_norm, beta)
         dx[targets[s]] = weight * (mass * exp32(above) / norm - q)
     return weight * loss
 
 
 @parallel
-def _soft_rows(losses, right, dx, x, targets, shares, weights):
+def _soft_rows(losses, right, dx, x, targets, shares, weights, beta):
     for i in prange(x.shape[0]):
-        losses[i] = _soft_row(dx[i], x[i], targets[i], shares[i], weights[i])
+        losses[i] = _soft_row(dx[i], x[i], targets[i], shares[i], weights[i], beta)
         right[i] = weights[i] != _ZERO and x[i, targets[i, 0]] == row_max(x[i])
 
 
 def _soft_cross_entropy(
-    out: np.ndarray, n_right: np.ndarray, dx: np.ndarray, x: np.ndarray, *wanted: np.ndarray
-) -> None:
+    beta: np.float32, out: np.ndarray, n_right: np.ndarray, dx: np.ndarray, x: np.ndarray,
+    *wanted: np.ndarray,
+) -> None:  # fmt: skip
     targets, n_vocab = wanted[0], x.shape[1]
     if not 0 <= targets.min() <= targets.max() < n_vocab:
         raise PyggmlError(f"soft_cross_entropy: a target is outside the {n_vocab} tokens")
     losses, right = np.empty(len(x), np.float32), np.empty(len(x), np.bool_)
-    _soft_rows(losses, right, dx, x, *wanted)
+    _soft_rows(losses, right, dx, x, *wanted, beta)
     out[...], n_right[...] = losses.sum(dtype=np.float64), right.sum()
 
 
 def _run(site: Site) -> Call:
-    return Call(_soft_cross_entropy, site.out, *site.saved, *site.src)
+    beta = np.float32(site.node.params["beta"])
+    return Call(_soft_cross_entropy, beta, site.out, *site.saved, *site.src)
+
+
+def cases(q: np.ndarray, log_p: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of probabilities (n, k + 1): the loss of each row (n,), and −dL/d ln p of each case."""
+    if beta == 0:
+        return -np.where(q > 0, q * np.where(q > 0, log_p, 0), 0).sum(axis=1), q
+    with np.errstate(all="ignore"):  # logits may not be finite
+        p, log_q = np.exp(log_p), np.log(np.maximum(q, _LEAST))
+        log_m = log_q if beta == 1 else np.log(np.maximum((1 - beta) * p + beta * q, _LEAST))
+        above = np.where(p > 0, p * (log_p - log_m), 0) * (1 if beta == 1 else 1 - beta)
+        terms = above if beta == 1 else above + beta * q * (log_q - log_m)
+    return terms.sum(axis=1), -above
 
 
 def soft_losses(
-    z: np.ndarray, targets: np.ndarray, shares: np.ndarray, weights: np.ndarray
+    z: np.ndarray, targets: np.ndarray, shares: np.ndarray, weights: np.ndarray, beta: float = 0.0
 ) -> np.ndarray:
     """The loss of each row of logits, in float64."""
     top = z.max(-1, keepdims=True)
     e, rows = np.exp(z - top), np.arange(len(z))[:, None]
-    targets, q_rest = targets.astype(np.int64), shares[:, -1]
-    others = e.copy()
+    targets, others = targets.astype(np.int64), e.copy()
     others[rows, targets] = 0
-    rest, norm = others.sum(-1), e.sum(-1)
-    of_rest = np.log(np.where(q_rest > 0, rest, 1)) - np.where(q_rest > 0, np.log(norm), 0)
-    of_targets = np.log(e[rows, targets] / norm[:, None])
-    return np.asarray(-weights * ((shares[:, :-1] * of_targets).sum(-1) + q_rest * of_rest))
+    rest = np.maximum(others.sum(-1, keepdims=True), _LEAST)
+    log_p = np.log(np.concatenate([e[rows, targets], rest], axis=1) / e.sum(-1, keepdims=True))
+    return np.asarray(weights * cases(shares, log_p, beta)[0])
 
 
-def _ref(*arrays: np.ndarray) -> np.ndarray:
-    return np.asarray(soft_losses(*arrays).sum())
+def _ref(*arrays: np.ndarray, beta: float) -> np.ndarray:
+    return np.asarray(soft_losses(*arrays, beta=beta).sum())
 
 
-def _saved(logits: Tensor, *_: Tensor) -> tuple[Spec, ...]:
+def _saved(logits: Tensor, *_: Tensor, beta: float) -> tuple[Spec, ...]:
     return Spec(()), Spec(logits.shape)
 
 
@@ -155,7 +202,8 @@ def soft_wanted(rng: np.random.Generator) -> Iterator[tuple[np.ndarray, ...]]:
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for arrays in soft_wanted(rng):
-        yield Sample(arrays)
+        for beta in BETAS:
+            yield Sample(arrays, {"beta": beta})
 
 
 SOFT_CROSS_ENTROPY = op(
@@ -165,7 +213,7 @@ SOFT_CROSS_ENTROPY = op(
     ref=_ref,
     grad=_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
+    refuses={"beta": NO_BETA},
     memory=Memory.FRESH,
     saved=_saved,
     costly=True,

@@ -1,7 +1,7 @@
 """Train tests/golden/models/qwen3 with PyTorch, PEFT and TRL; write the data and every loss.
 
-One file of arrays for each objective, `sft`, `distill`, `dpo`, `orpo`, `kto`, `simpo`, `ipo`,
-`grpo`, `dr_grpo` and `gspo`:
+One file of arrays for each objective, `sft`, `distill`, `gkd`, `dpo`, `orpo`, `kto`, `simpo`,
+`ipo`, `grpo`, `dr_grpo` and `gspo`:
 
 settings   JSON: those of `pyggml.lora.TrainConfig`, and the objective's own
 ids, lengths, prompts        documents, one after the other; tokens of each, and of its prompt
@@ -44,6 +44,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from transformers import TrainingArguments as Arguments
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.gkd import GKDTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 HERE = Path(__file__).parent
@@ -55,6 +56,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sft": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 2e-3, "warmup_steps": 10},
     "distill": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 2e-3, "warmup_steps": 10}
     | {"teacher_top_k": 16, "teacher_temperature": 2.0, "hard_weight": 0.3},
+    "gkd": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 2e-3, "warmup_steps": 10}
+    | {"teacher_top_k": N_VOCAB, "teacher_beta": 0.3, "answer_tokens": 12},
     "dpo": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 5e-4, "warmup_steps": 10}
     | {"beta": 0.3},
     "orpo": {"max_steps": 20, "batch": 2, "grad_accum": 1, "lr": 2e-3, "warmup_steps": 5}
@@ -289,7 +292,7 @@ class Sft(Recorded, Trainer):
 
 class Distilled(Sft):
     """The teacher is the model without A and B. TRL has no loss over a teacher's likeliest tokens
-    and all others together."""
+    and all others together; that of GKD is its own."""
 
     def __init__(self, how: dict[str, Any], **given: Any) -> None:
         super().__init__(**given)
@@ -303,8 +306,10 @@ class Distilled(Sft):
         z = model(**inputs).logits[:, :-1][learned]
         with torch.no_grad():
             t = self.teacher(**inputs).logits[:, :-1][learned]
-        loss = distillation(z, t, labels[learned], self.how)
-        return loss / (len(z) if num_items_in_batch is None else num_items_in_batch)
+        n = len(z) if num_items_in_batch is None else num_items_in_batch
+        if beta := self.how.get("teacher_beta"):
+            return GKDTrainer.generalized_jsd_loss(z, t, beta=beta, num_items_in_batch=n)
+        return distillation(z, t, labels[learned], self.how) / n
 
 
 def distillation(z: Any, t: Any, targets: Any, how: dict[str, Any]) -> torch.Tensor:
@@ -499,8 +504,8 @@ def made(objective: str) -> dict[str, np.ndarray]:
     of_trl = {"of_trl": OF_TRL.get(objective, {})}
     n_windows = settings["max_steps"] * settings["batch"] * settings["grad_accum"]
     with tempfile.TemporaryDirectory() as folder:
-        if objective in ("sft", "distill"):
-            data = sft_data(n_windows)
+        if objective in ("sft", "distill", "gkd"):
+            data = sampled_data(n_windows, 1) if objective == "gkd" else sft_data(n_windows)
             trained = train_sft(data, settings, folder)
         elif "answers" in settings:
             data = sampled_data(n_windows // settings["iterations"], settings["answers"])
