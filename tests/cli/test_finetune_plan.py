@@ -12,6 +12,7 @@ from pyggml.cli.commands.finetune import memory
 from pyggml.cli.terminal.options import Size
 from pyggml.cli.terminal.show import size
 from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.objectives.rewarded import RewardObjective
 
 GROWN = ("--epochs", 4, "--batch", 4096)  # so that the graph counts beside the interpreter
 
@@ -53,8 +54,10 @@ def test_the_defaults_of_the_objective_are_in_the_plan(finetune, tiny, tmp_path,
     data.write_text("".join(row.replace("{}", str(i % 3)) + "\n" for i in range(9)))
     run = ("--dry-run", "--ctx", 32, "--max-steps", 0, "--objective", objective)
     if OBJECTIVES[objective].rows == "prompts":
+        run += ("--answer-tokens", 20)
+    if issubclass(OBJECTIVES[objective], RewardObjective):
         (tmp_path / "r.py").write_text("length = len\n")
-        run += ("--reward", tmp_path / "r.py:length", "--answer-tokens", 20)
+        run += ("--reward", tmp_path / "r.py:length")
     run += ("--teacher", tiny) if hasattr(OBJECTIVES[objective], "teacher") else ()
     ended, lr = finetune(*run, data=data), OBJECTIVES[objective].defaults["lr"]
     assert f"learning rate {lr:g}, cosine" in ended.row("steps")

@@ -52,7 +52,7 @@ CHANGED = [
     ("train", "keep_best", True, {"lr": 5.0}),
     ("train", "lr_cycles", 3, {"lr_scheduler": "cosine_restarts"}),
     ("train", "lr_decay", 0.5, {"lr_scheduler": "wsd"}),
-    # Those of rewards are changed in test_rewards.py, the teacher in test_distill.py.
+    # Those of prompts are changed in test_rewards.py, test_gkd.py, the teacher in test_distill.py.
     *(("objective", name, VALUES.get(name, 0.25), {"objective": next(iter(of))})
       for name, of in USERS.items()
       if OBJECTIVES[next(iter(of))].rows != "prompts" and name != "teacher"),
