@@ -161,7 +161,12 @@ def cases(q: np.ndarray, log_p: np.ndarray, beta: float) -> tuple[np.ndarray, np
 
 
 def soft_losses(
-    z: np.ndarray, targets: np.ndarray, shares: np.ndarray, weights: np.ndarray, beta: float = 0.0
+    z: np.ndarray,
+    targets: np.ndarray,
+    shares: np.ndarray,
+    weights: np.ndarray,
+    *,
+    beta: float = 0.0,
 ) -> np.ndarray:
     """The loss of each row of logits, in float64."""
     top = z.max(-1, keepdims=True)
