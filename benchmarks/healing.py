@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-WHAT = {"adapter": [], "scales": ["--train", "scales"]}
+WHAT = {"adapter": [], "scales": ["--train", "scales"], "all weights": ["--train", "full"]}
 SETTINGS = "--batch 2 --ctx 256 --val-every 0 --val-windows 1000 --no-report --checkpoint-every 20"
 HEAD = "| type | | perplexity | KL from the original | of the gap closed |\n|---|---|---|---|---|"
 

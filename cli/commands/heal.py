@@ -19,7 +19,7 @@ from pyggml import Model, gguf, load
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.commands.finetune.command import command as finetune
 from pyggml.cli.commands.finetune.command import fine_tune
-from pyggml.cli.commands.finetune.job import ADAPTERS, OBJECTIVE_FLAGS, SCALES
+from pyggml.cli.commands.finetune.job import ADAPTERS, FULL, OBJECTIVE_FLAGS, SCALES
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group
 from pyggml.cli.terminal.hub import model_file
 from pyggml.cli.terminal.options import SETTINGS
@@ -37,9 +37,9 @@ from pyggml.lora.trainer.reports import Callback
 from pyggml.tokenizer.same_tokens import check_same_tokens
 
 _CHANCE = 0.95  # of ln n_vocab, the loss of a model that has learned nothing
-_OBJECTIVES, _WHAT = (Distill.name, SFT.name), (ADAPTERS, SCALES)
+_OBJECTIVES, _WHAT = (Distill.name, SFT.name), (ADAPTERS, SCALES, FULL)
 _ELSEWHERE = {OBJECTIVE_FLAGS.get(n, n) for n in USERS if not {*USERS[n]} & {*_OBJECTIVES}}
-_NOT_HERE = _ELSEWHERE | {"original", "lora_init", "init", "train_tensors", "dora", "demo"}
+_NOT_HERE = _ELSEWHERE | {"original", "lora_init", "init", "train_tensors", "qat", "dora", "demo"}
 _COMMON = (
     *("model", "data", "ctx", "val_file", "what", "lora_rank", "epochs", "max_steps"),
     *("batch", "lr", "grad_checkpointing", "max_memory", "device", "output"),
@@ -147,7 +147,9 @@ def _defaults(settings: Mapping[str, Any], original: Path) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     if settings["objective"] != SFT.name:
         defaults |= {"objective": Distill.name, "teacher": str(original), "hard_weight": 0.0}
-    if settings["what"] != SCALES:
+    if settings["what"] == FULL:
+        defaults |= {"original": original}
+    elif settings["what"] != SCALES:
         rank = settings["lora_rank"]
         if rank is None and settings["model"] is not None:
             rank = _rank(model_file(settings["model"]))

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from pyggml import heap
-from pyggml.graph.tensor import Shape, leaf, window
+from pyggml.errors import QuantError
+from pyggml.graph.arrays import read, write
+from pyggml.graph.dtypes import DType
+from pyggml.graph.tensor import Shape, leaf, window, zeros
+from pyggml.quants import quantize
+from pyggml.runtime import Devices
 from pyggml.sizes import round_up
 
 _FLOATS = 16  # of a cache line
@@ -21,6 +26,9 @@ class Parameters:
     """Leaf tensors by name, over one buffer.
 
     tensors, gradients        name -> F32 leaf; gradients are accumulators for build_backward
+    operands                  name -> what graphs read of a tensor: itself, or its numbers packed as
+                              another type. Its gradient goes straight through the rounding, so it
+                              is the tensor's. Whoever changes the tensors calls `pack`
     data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written, and
                               not every optimiser writes both moments. One more, `total`, is for
                               sums of gradients
@@ -40,8 +48,10 @@ class Parameters:
         about: Mapping[str, Any] | None = None,
         rates: Mapping[str, float] | None = None,
         constants: Mapping[str, Shape] | None = None,
+        types: Mapping[str, DType] | None = None,
     ) -> None:
-        """rates: name -> factor of the learning rate, 1 where it is missing."""
+        """rates: name -> factor of the learning rate, 1 where it is missing. types: name -> type in
+        which graphs read it, F32 where it is missing."""
         self.about = dict(about or {})
         self.metadata: Mapping[str, str | None] = {}
         starts, self.groups = _layout(shapes, rates or {})
@@ -55,6 +65,8 @@ class Parameters:
         for name, shape in shapes.items():
             self.tensors[name] = window(data, starts[name], shape, name)
             self.gradients[name] = window(gradient, starts[name], shape, f"d({name})")
+        self._packed = {name: zeros(shapes[name], d, name) for name, d in (types or {}).items()}
+        self.operands = self.tensors | self._packed
         constants = constants or {}
         starts, ((_, n, _),) = _layout(constants, {})
         self.constant_data = _zeros(n)
@@ -68,9 +80,24 @@ class Parameters:
         """Numbers that are trained, without the gaps."""
         return sum(t.n_elements for t in self.tensors.values())
 
+    def pack(self, devices: Devices) -> None:
+        """Make the operands of other types than F32 anew of the tensors' numbers.
+
+        Raises QuantError, naming the tensor, for numbers that its type does not hold.
+        """
+        if self._packed:
+            devices.gather(self.buffers["data"])
+        for name, packed in self._packed.items():
+            try:
+                blocks = quantize(read(self.tensors[name]), packed.dtype.name)
+            except QuantError as error:
+                raise QuantError([f"{name}: {error}", ("lr", "may be too high")]) from None
+            write(packed, blocks.view(packed.dtype.numpy))
+
     def n_bytes(self, n_more: int = 2) -> int:
         """Bytes of all buffers, with so many besides data and gradient, such as moments."""
-        return (2 + n_more) * self.data.nbytes + self.constant_data.nbytes
+        packed = sum(t.n_bytes for t in self._packed.values())
+        return (2 + n_more) * self.data.nbytes + self.constant_data.nbytes + packed
 
     def end(self) -> None:
         """Set gradients and moments to 0 and free their memory: training is over."""

@@ -1,6 +1,7 @@
 """Training without an adapter: a model's own floats, or the scales of its quantised blocks.
 
 train_tensors   norms, biases, an embedding, a small model: all numbers of the tensors
+train_packed    all numbers too, while the model reads them as the blocks that the file will hold
 train_scales    d(1 + u) in place of each float16 scale d of the blocks, u from 0; the whole numbers
                 stay. As the last phase of EfficientQAT (Chen et al. 2024, arXiv:2407.11062), with
                 minima trained too, and relative, so that one learning rate suits all scales
@@ -10,6 +11,7 @@ the result is a model file, of the size and types of the first.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -19,18 +21,20 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import AdapterError, first_names, suggestion
+from pyggml.gguf import GGUFFile
 from pyggml.graph.arrays import read, write
-from pyggml.graph.dtypes import BF16, F16, F32
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.dtypes import BF16, F16, F32, DType
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.lora.adapter.names import FIXED, PARTS, fits, part_patterns
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.model import Model
 from pyggml.ops import rescale
 from pyggml.ops.product.rescale import scales_of
+from pyggml.quants import dequantize, quantize
 from pyggml.quants.scales import rescale as rescale_blocks
 from pyggml.quants.scales import scale_places, types_with_scales
-from pyggml.requantize import Numbers, PackingLosses, rewrite
+from pyggml.requantize import Numbers, PackingLosses, rewrite, types_of
 
 SCALES = ".scales"
 _RATE = 0.05  # of a weight of 0 bits: each bit halves the error of packing, and with it the step
@@ -47,6 +51,7 @@ class TrainedTensors:
     changed      name of a tensor → its numbers, which the file gets in its type
     blocks       name of a tensor → its blocks as they are written
     rate         the learning rate that suits them; None: the objective's
+    file_type    that of the file which is written; None: every tensor keeps its type
     """
 
     model: Model
@@ -55,6 +60,7 @@ class TrainedTensors:
     changed: Mapping[str, Numbers] = field(default_factory=dict)
     blocks: Mapping[str, Numbers] = field(default_factory=dict)
     rate: float | None = None
+    file_type: str | None = None
 
     def save(
         self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None
@@ -71,7 +77,8 @@ class TrainedTensors:
         self.model.devices.gather(self.parameters.buffers["data"])  # in a callback a device has it
         keys = {**self.parameters.metadata, **(metadata or {})}
         how: dict[str, Any] = {"changed": self.changed, "blocks": self.blocks, "metadata": keys}
-        return rewrite(self.model.file, path, **how)
+        how["allow_requantize"] = self.file_type is not None
+        return rewrite(self.model.file, path, self.file_type, **how)
 
 
 def _numbers(t: Tensor) -> np.ndarray:
@@ -86,27 +93,16 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
     AdapterError for a pattern without a match, and with every matching tensor that is not F32, F16
     or BF16.
     """
-    weights, meant = model.parts.weights, part_patterns(model.parts, patterns)
-    fitting = [n for n in weights if any(fits(p, n) for own in meant.values() for p in own)]
-    fixed = [name for name in fitting if any(fits(p, name) for p in FIXED)]
-    chosen = [name for name in fitting if name not in fixed]
+    weights, (chosen, fixed) = model.parts.weights, _chosen(model, patterns)
     types = {name: model.file.tensors[name].dtype for name in chosen}
     wrong = [f"{name} is {d}" for name, d in types.items() if d not in _FLOATS]
-    faults = [
-        f"{word!r} fits no tensor of the model{suggestion(word, [*weights, *PARTS])}"
-        for word, own in meant.items()
-        if not any(fits(pattern, name) for pattern in own for name in weights)
-    ]
     if wrong:
         more = f" and {len(wrong) - 5} more are no floats" if len(wrong) > 5 else ""
-        faults.append(
+        raise _refusal(
             f"{', '.join(wrong[:5])}{more}, wanted F32, F16 or BF16: only floats train, which "
-            "`pyggml quantize IN OUT F16 --allow-requantize` makes of a quantised model"
+            "`pyggml quantize IN OUT F16 --allow-requantize` makes of a quantised model, or --qat "
+            "TYPE, which trains what blocks of that type hold"
         )
-    if fixed and not chosen:
-        faults.append(f"{first_names(fixed, 3)}: no loss has a slope along a constant")
-    if faults:
-        raise AdapterError([("train_tensors", f"cannot be done: {'; '.join(faults)}")])
     about = {"train_tensors": list(patterns)}
     parameters = Parameters({name: weights[name].shape for name in chosen}, about)
     for name, t in parameters.tensors.items():
@@ -118,6 +114,95 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
             f"{first_names(fixed, 3)} stay{'s' * (len(fixed) == 1)}: no loss has a slope there"
         )
     return TrainedTensors(_with(model, parameters.tensors), parameters, words, changed)
+
+
+def train_packed(
+    model: Model,
+    patterns: Sequence[str],
+    file_type: str | None = None,
+    original: GGUFFile | None = None,
+) -> TrainedTensors:
+    """Make all tensors trainable that match one of the patterns, for a file of another type.
+
+    The model reads them, and all others, as that file will hold them: packed anew after each
+    step, from float32 numbers which get the gradient of what was read (the straight-through
+    estimator; Bengio et al. 2013, arXiv:1308.3432).
+
+    file_type   of the file, such as Q4_K_M; None: every tensor keeps the type it has
+    original    the model before quantising, whose numbers training starts from
+
+    Raises AdapterError for a pattern without a match and for an original of other shapes,
+    QuantError for a file type that is unknown or packs by the importance of columns alone.
+    """
+    weights, own = model.parts.weights, model.file.tensors
+    chosen, _ = _chosen(model, patterns)
+    types = types_of(model.file, file_type) if file_type else {n: own[n].dtype for n in weights}
+    about = {"train_tensors": list(patterns), "qat": file_type or "the file's types"}
+    packed = {name: types[name] for name in chosen if types[name] is not F32}
+    parameters = Parameters({n: weights[n].shape for n in chosen}, about, types=packed)
+    for name, t in parameters.tensors.items():
+        write(t, _start(weights[name], name, original))
+    parameters.pack(model.devices)
+    others = {name: w for name, w in weights.items() if types[name] is not own[name].dtype}
+    fixed = {n: _as_type(w, types[n]) for n, w in others.items() if n not in chosen}
+    numbers = {n: partial(_numbers, t) for n, t in parameters.operands.items()}
+    return TrainedTensors(
+        _with(model, fixed | parameters.operands),
+        parameters,
+        [f"{_count(len(chosen), 'tensor')} of the model, read as {_kinds(parameters.operands)}"],
+        changed={name: n for name, n in numbers.items() if name not in packed},
+        blocks={name: n for name, n in numbers.items() if name in packed},
+        file_type=file_type,
+    )
+
+
+def _start(w: Tensor, name: str, original: GGUFFile | None) -> np.ndarray:
+    """The float32 numbers of a tensor, or those that an original has of it."""
+    if original is None:
+        return unpack(w).reshape(w.shape)
+    info = original.tensors.get(name)
+    if info is None or info.shape != w.shape:
+        found = "missing" if info is None else f"of shape {info.shape}"
+        raise AdapterError([("original", f"{name} is {found}, wanted {w.shape}")])
+    return dequantize(original.data(name), info.dtype.name).reshape(w.shape)
+
+
+def _as_type(w: Tensor, to: DType) -> Tensor:
+    """A weight packed, or rounded, as a file of another type has it."""
+    numbers = unpack(w)
+    blocks = numbers if to is F32 else quantize(numbers, to.name).view(to.numpy)
+    return leaf(blocks, w.name, to)
+
+
+def _kinds(tensors: Mapping[str, Tensor]) -> str:
+    """Q4_K and 2 other types: the first is that of most numbers."""
+    sizes = Counter[str]()
+    for t in tensors.values():
+        sizes[t.dtype.name] += t.n_elements
+    (first, _), *others = sizes.most_common()
+    return f"{first} and {_count(len(others), 'other type')}" if others else first
+
+
+def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of the tensors that fit a pattern or a word of a part, and of constants among
+    them, which stay. AdapterError for a word that none fits, and if all are constants."""
+    weights, meant = model.parts.weights, part_patterns(model.parts, words)
+    fitting = [n for n in weights if any(fits(p, n) for own in meant.values() for p in own)]
+    fixed = [name for name in fitting if any(fits(p, name) for p in FIXED)]
+    faults = [
+        f"{word!r} fits no tensor of the model{suggestion(word, [*weights, *PARTS])}"
+        for word, own in meant.items()
+        if not any(fits(pattern, name) for pattern in own for name in weights)
+    ]
+    if fixed and fixed == fitting:
+        faults.append(f"{first_names(fixed, 3)}: no loss has a slope along a constant")
+    if faults:
+        raise _refusal("; ".join(faults))
+    return [name for name in fitting if name not in fixed], fixed
+
+
+def _refusal(fault: str) -> AdapterError:
+    return AdapterError([("train_tensors", f"cannot be done: {fault}")])
 
 
 def train_scales(model: Model) -> TrainedTensors:

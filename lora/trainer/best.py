@@ -53,4 +53,5 @@ class BestParameters:
             piece = slice(i, i + _PIECE)
             data[piece], beside[piece] = beside[piece], data[piece].copy()
         write(leaf, data)
+        parameters.pack(self._devices)
         self.is_taken = not self.is_taken

@@ -120,6 +120,7 @@ class RunFolder:
                 RuntimeWarning,
                 stacklevel=3,
             )
+        self._parameters.pack(self._model.devices)
         if len(stored.lesson) and (practice := self._plan.losses.practice) is not None:
             practice.state = stored.lesson
         return progress, stored.history

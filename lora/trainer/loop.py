@@ -99,6 +99,7 @@ class Trainer(BoundRun):
             self.before_update(at.step + 1, self.passes.idle_memory)
         self._updating = True
         optimiser.step(lr, at.step + 1)
+        self.parameters.pack(self.model.devices)
         self.progress = at.after(lesson.n_read, self.order.n_read)
         self.history.losses.append(loss)
         self._updating = False

@@ -71,7 +71,7 @@ def on_devices(
     cache: bytes of a session's, which are the first device's
     """
     by_device = []
-    own = {t.root for t in (*parameters.tensors.values(), *parameters.gradients.values())}
+    own = {t.root for t in (*parameters.operands.values(), *parameters.gradients.values())}
     for backend, plans in passes.plans.items():
         if backend.is_host:
             continue

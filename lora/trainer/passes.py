@@ -68,7 +68,7 @@ class _Pair:
         """drawn: the inputs of training, with what is drawn anew for each batch. factor: of the
         balance loss in training."""
         put_together(drawn.tokens, drawn.positions, drawn.span, drawn.length)
-        trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
+        trained, inputs = parameters.operands, replace(drawn, draw=None, noise=None)
         taps, balance = model.taps(), BalanceLeaves.empty(drawn.tokens.shape[0])
         net = LossNet.of(model, drawn, trained, True, taps)
         forward, further = _forward(net, objective, leaves, balance, factor)

@@ -6,7 +6,14 @@ FILE_TYPES has the file types; `mix` chooses the type of each tensor of a file.
 from pyggml.requantize.file_types import FILE_TYPES, ModelFacts, check_file_type
 from pyggml.requantize.losses import PackingLosses
 from pyggml.requantize.mix import mix, needs_importance
-from pyggml.requantize.requantize import ROUNDINGS, Numbers, Progress, requantize, rewrite
+from pyggml.requantize.requantize import (
+    ROUNDINGS,
+    Numbers,
+    Progress,
+    requantize,
+    rewrite,
+    types_of,
+)
 
 __all__ = [
     "FILE_TYPES",
@@ -20,4 +27,5 @@ __all__ = [
     "needs_importance",
     "requantize",
     "rewrite",
+    "types_of",
 ]

@@ -4,7 +4,7 @@ numbers in some of its tensors, or both.
 file_type   None: every tensor keeps its type. Vectors, norms and small tables always do, as in
             llama.cpp
 changed     tensor name → its new numbers, called right before the tensor is written
-blocks      tensor name → its new bytes, of the type that it has, likewise
+blocks      tensor name → its new bytes, of the type that it gets, likewise
 progress    called before each tensor
 importance  of columns, in the fits of types that weight them (pyggml.quants.packers.weighted)
 rounding    "update": blocks that keep what changed (pyggml.quants.keep); "nearest": each weight as
@@ -105,6 +105,18 @@ def rewrite(
     ]
     gguf.write(target, _metadata(file, file_type, importance, metadata), tensors)
     return PackingLosses(losses)
+
+
+def types_of(
+    file: gguf.GGUFFile, file_type: str, importance: ImportanceMatrix | None = None
+) -> dict[str, DType]:
+    """The type of each tensor of a model in a file of this type. Raises QuantError and ModelError
+    as `rewrite`."""
+    types = _types(file, file_type, importance is not None)
+    new = {name: d for name, d in types.items() if d is not file.tensors[name].dtype}
+    if faults := _lacks_importance(new, file_type, importance.sums if importance else _NONE):
+        raise QuantError(faults, f"{file.path}: ")
+    return types
 
 
 def _checked(

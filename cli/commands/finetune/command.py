@@ -41,6 +41,7 @@ from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives.choice import ObjectiveConfig, defaults_of_runs
 from pyggml.lora.ranks import Ranks, ranks_of_process
 from pyggml.lora.record import LOGGERS
+from pyggml.requantize import check_file_type
 
 Typed = tuple[click.Command, Mapping[str, Any]]  # a command, and its parameters as they were given
 
@@ -125,7 +126,8 @@ _OPTIONS = [
     _path(
         "--original",
         group="model",
-        help="model that --model was quantised from, for --lora-init loftq",
+        help="model that --model was quantised from, for --lora-init loftq, or for --train full to "
+        "start from, in blocks of the types of --model",
         common=False,
     ),
     GroupedOption(
@@ -172,6 +174,14 @@ _OPTIONS = [
         help="train float tensors of the model itself instead of an adapter: norms, biases, "
         "embeddings, experts, router, last-4 (blocks), a module's name, or patterns, such as "
         "'blk.*.attn_norm.weight'; the output is the whole model",
+    ),
+    GroupedOption(
+        ["--qat"],
+        metavar="TYPE",
+        callback=lambda context, option, value: value and check_file_type(value.upper()),
+        group="adapter",
+        help="with --train full: train the model as it will be in a file of TYPE, such as Q4_0 or "
+        "Q2_K (those of `pyggml quantize`), which is what is written: quantisation-aware training",
     ),
     *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
     *settings_options(DataConfig, {}),

@@ -48,6 +48,7 @@ _OWN = (
     "below",
     "what",
     "train_tensors",
+    "qat",
     "prompt",
     "log_to",
     "report",
@@ -71,6 +72,7 @@ class Job:
     below: tuple[tuple[Path, float], ...] | None
     what: str | None
     train_tensors: tuple[str, ...] | None
+    qat: str | None
     resume: Path | None
     prompt: str | None
     preview: int | None
@@ -256,13 +258,16 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
     if missing:
         clashes.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+    if given["qat"] is not None and given["what"] != FULL and given["train_tensors"] is None:
+        clashes.append("--qat wants --train full: it trains what the blocks of a file hold")
     if given["what"] not in (None, *WHAT):
         clashes.append(f"--train is {given['what']!r}, wanted {', '.join(WHAT)}")
     excluded, why = _ruled_out(given)
     clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
     if clash:
         clashes.append(f"{why}: leave out {', '.join(clash)}")
-    if (given["lora_init"] == "loftq") != (given["original"] is not None):
+    is_loftq, has_original = given["lora_init"] == "loftq", given["original"] is not None
+    if is_loftq > has_original or (has_original and not is_loftq and given["what"] != FULL):
         clashes.append(
             "--lora-init loftq and --original, the model before quantising, want each other"
         )
@@ -278,12 +283,14 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
 def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
     """The parameters that --init, --train or --train-tensors rule out, and the reason."""
     names = [f.name for f in fields(LoraConfig) if f.name != "seed"]
-    whole = [*(LORA_FLAGS.get(n, n) for n in names), "init", "original"]
+    whole = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
+    if given["what"] == FULL:
+        return whole, "--train full trains the model itself, no adapter"
+    whole.append("original")
     if given["what"] == SCALES:
         return [*whole, "train_tensors"], "--train scales trains the model itself, no adapter"
-    if given["train_tensors"] is not None or given["what"] == FULL:
-        flag = "--train full" if given["what"] == FULL else "--train-tensors"
-        return whole, f"{flag} trains the model itself, no adapter"
+    if given["train_tensors"] is not None:
+        return whole, "--train-tensors trains the model itself, no adapter"
     if given["init"] is not None:
         excluded = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
         excluded.append("original")

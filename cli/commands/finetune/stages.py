@@ -52,6 +52,7 @@ from pyggml.lora import (
     Trainer,
     attach,
     read_corpus,
+    train_packed,
     train_scales,
     train_tensors,
     unfreeze,
@@ -287,6 +288,9 @@ def _load(job: Job, compute: str) -> Model:
 
 
 def _attach(job: Job, model: Model) -> Trained:
+    if job.tensors is not None and (job.qat or job.original):
+        with gguf.open(job.original) if job.original else nullcontext() as original:
+            return train_packed(model, job.tensors, job.qat, original)
     if job.tensors is not None:
         return train_tensors(model, job.tensors)
     if job.trains_scales:
