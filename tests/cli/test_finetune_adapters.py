@@ -77,6 +77,25 @@ def test_chosen_tensors_of_the_model_are_trained(finetune, tiny, tmp_path):
     )
 
 
+def test_a_model_is_trained_as_the_file_that_it_will_be(finetune, tiny, tmp_path):
+    out = tmp_path / "model.gguf"
+    full = ("--train", "full", "--lr", 0.01)
+    ended = finetune(*full, "--qat", "q4_0", output=out, rank=None)
+    assert ended.code == 0, ended.err
+    assert "100 % of the model's" in ended.out and "read as Q4_0" in ended.row("trained")
+    file, trained = re.findall(r"[\d.]+\d", ended.row("file"))
+    assert file == trained
+    assert 'qat: "Q4_0"' in out.with_suffix(".yaml").read_text()
+    with gguf.open(out) as written:
+        assert written.tensors["blk.0.ffn_up.weight"].dtype.name == "Q4_0"
+    ended = finetune("--qat", "Q4_0", output=out, rank=None)
+    assert ended.code == 2 and "--qat wants --train full" in ended.err
+    ended = finetune(*full, "--qat", "Q4", output=out, rank=None)
+    assert ended.code == 2 and "'Q4' is no file type" in ended.err
+    ended = finetune(*full, "--qat", "IQ2_XS", output=out, rank=None)
+    assert ended.code == 2 or "IQ4_NL" in ended.out
+
+
 @pytest.mark.filterwarnings("ignore:b.gguf was trained on top of")
 def test_adapters_add_up(finetune, pyggml, tiny, text, tmp_path):
     a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"

@@ -26,7 +26,11 @@ def figures(line):
     return [float(x) for x in re.findall(r"\d+\.\d+", line)]
 
 
-@pytest.mark.parametrize("how", [("--lora-rank", 4), ("--train", "scales")], ids=["lora", "scales"])
+@pytest.mark.parametrize(
+    "how",
+    [("--lora-rank", 4), ("--train", "scales"), ("--train", "full")],
+    ids=["lora", "scales", "full"],
+)
 def test_a_run_is_measured_before_and_after(pyggml, packed, tmp_path, how):
     model, text = packed
     out = tmp_path / "out.gguf"
