@@ -78,9 +78,12 @@ def test_a_run_lowers_the_loss_and_its_file_has_the_packer_s_bytes(tiny, corpus_
 
 
 def test_a_resumed_run_has_the_same_bits_with_any_threads(tiny, corpus_of, tmp_path):
-    settings = {"keep_best": True, "val_every": 2, "epochs": 3}
+    settings = {"keep_best": True, "val_every": 1, "epochs": 3, "lr": 0.03}
     whole, run = run_of(tiny, corpus_of(10), **settings)
     run.run()
+    assert run.output_step < run.n_steps, "the parameters were exchanged at the end"
+    w, packed = (p["output.weight"] for p in (whole.parameters.tensors, whole.parameters.operands))
+    np.testing.assert_array_equal(packed.data, quantize(w.data, packed.dtype.name))
     folder = {"checkpoint_dir": str(tmp_path), "grad_checkpointing": True, "threads": 1}
     _, first = run_of(tiny, corpus_of(10), **settings, **folder)
     first.run(lambda event: first.progress.step == 5 and first.stop())

@@ -65,7 +65,8 @@ def say_trained(
     modules: names of target modules in transformers, and what they are in the file
     """
     n, whole = trained.parameters.n_trained, n_parameters(trained.model.file)
-    share = f"{n:,} parameters trained, {100 * n / whole:{'.0f' if n == whole else '.2g'}} % of the model's"
+    percent = "100" if n == whole else f"{100 * n / whole:.2g}"
+    share = f"{n:,} parameters trained, {percent} % of the model's"
     if isinstance(trained, TrainedTensors):
         first, *more = trained.words
         row("trained", f"{first}: {share}")
