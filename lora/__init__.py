@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "pyggml.look.gradients": "loss_and_grads",
     "pyggml.lora.adapter": "Adapter Extract Parameters TrainedTensors attach combine extract merge "
-    "train_packed "
-    "train_scales train_tensors unfreeze",
+    "train_packed train_scales train_tensors unfreeze",
     "pyggml.lora.config": "Combination DataConfig LoraConfig TrainConfig",
     "pyggml.lora.data": "WindowBatch Corpus Dataset Source corpus read_corpus",
     "pyggml.lora.evaluate": "Perplexity perplexity",

@@ -237,7 +237,7 @@ command = GroupedCommand(
     context_settings=SETTINGS,
     callback=_heal,
     help="Give a quantised model back what quantising took, and measure it: by an adapter, or by "
-    "--train scales in the model's own blocks.\n\n"
+    "--train scales or full in the model's own blocks.\n\n"
     "The adapter is on all linear modules and starts from the difference to the original. The "
     "original is the teacher; with --objective sft the text is. Perplexity and divergence from the "
     "original are measured on what is held out. The options are finetune's, those of other "

@@ -156,15 +156,15 @@ def train_packed(
     )
 
 
-def _start(w: Tensor, name: str, original: GGUFFile | None) -> np.ndarray:
-    """The float32 numbers of a tensor, or those that an original has of it."""
-    if original is None:
+def _start(w: Tensor, name: str, file: GGUFFile | None) -> np.ndarray:
+    """The float32 numbers of a tensor, or those that the file of an original has of it."""
+    if file is None:
         return unpack(w).reshape(w.shape)
-    info = original.tensors.get(name)
+    info = file.tensors.get(name)
     if info is None or info.shape != w.shape:
         found = "missing" if info is None else f"of shape {info.shape}"
         raise AdapterError([("original", f"{name} is {found}, wanted {w.shape}")])
-    return dequantize(original.data(name), info.dtype.name).reshape(w.shape)
+    return dequantize(file.data(name), info.dtype.name).reshape(w.shape)
 
 
 def _as_type(w: Tensor, to: DType) -> Tensor:

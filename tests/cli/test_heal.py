@@ -86,7 +86,7 @@ def test_help_is_of_healing(pyggml):
         assert words in said
 
 
-@pytest.mark.parametrize("word", [("--objective", "dpo"), ("--train", "full")])
+@pytest.mark.parametrize("word", [("--objective", "dpo"), ("--train", "all")])
 def test_what_heals_nothing_is_refused(pyggml, packed, tmp_path, word):
     given = ("--from", demo.BASE, "-m", packed[0], "-f", packed[1], "-o", tmp_path / "a.gguf")
     ended = pyggml("heal", *given, *word)
