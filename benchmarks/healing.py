@@ -3,7 +3,8 @@
 usage: healing.py ORIGINAL.gguf TEXT HELD_OUT [--types Q2_K,IQ2_XS] [--steps 120] [--folder FOLDER]
 
 The original is packed as each type (IQ2 and IQ1 by an importance matrix of TEXT), and `pyggml heal`
-trains an adapter for it, then its scales, on TEXT; HELD_OUT, which nothing trains on, is measured.
+trains an adapter for it, then its scales, then all weights (not of IQ types: that has no matrix) on
+TEXT; HELD_OUT, which nothing trains on, is measured.
 What a folder has already is not made again; a run that was stopped goes on. Prints Markdown.
 """
 
@@ -16,7 +17,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-WHAT = {"adapter": [], "scales": ["--train", "scales"], "all weights": ["--train", "full"]}
+ALL = "all weights"
+WHAT = {"adapter": [], "scales": ["--train", "scales"], ALL: ["--train", "full"]}
 SETTINGS = "--batch 2 --ctx 256 --val-every 0 --val-windows 1000 --no-report --checkpoint-every 20"
 HEAD = "| type | | perplexity | KL from the original | of the gap closed |\n|---|---|---|---|---|"
 
@@ -42,7 +44,7 @@ def pack(original: Path, text: Path, kind: str, folder: Path) -> Path:
 
 def heal(options: argparse.Namespace, packed: Path, what: str) -> str:
     """What the command printed of its run, at the end of which the measures are."""
-    stem = options.folder / f"{packed.stem}-{what}"
+    stem = options.folder / f"{packed.stem}-{what.replace(' ', '-')}"
     said = stem.with_suffix(".txt")
     if not said.exists():
         files = ["--from", options.original, "-m", packed, "-f", options.text]
@@ -78,7 +80,8 @@ def main() -> None:
     print(HEAD)
     for kind in options.types.split(","):
         packed = pack(options.original, options.text, kind, options.folder)
-        by_what = {what: heal(options, packed, what) for what in WHAT}
+        rows = [what for what in WHAT if what != ALL or not kind.startswith("IQ")]
+        by_what = {what: heal(options, packed, what) for what in rows}
         print("\n".join(lines_of(kind, by_what)), flush=True)
 
 

@@ -1,8 +1,8 @@
 """`pyggml heal`: a fine-tune of a quantised model towards its original, measured before and after.
 
 It is `finetune` with fewer options and other defaults: distillation from the original, LoftQ's
-start and a rank by the model's size, or the scales of the blocks. The measures are perplexities and
-divergences on what is held out.
+start and a rank by the model's size, or the scales of the blocks, or all numbers in them. The
+measures are perplexities and divergences on what is held out.
 """
 
 import re
@@ -46,7 +46,7 @@ _COMMON = (
     *("checkpoint_dir", "resume", "config", "dry_run"),
 )
 _RANKS = (8, 64)  # the least and the most by size
-_RATE = 1e-3  # of learning, of an adapter
+_RATES = {ADAPTERS: 1e-3, FULL: 1e-4}  # of learning
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,13 +148,13 @@ def _defaults(settings: Mapping[str, Any], original: Path) -> dict[str, Any]:
     if settings["objective"] != SFT.name:
         defaults |= {"objective": Distill.name, "teacher": str(original), "hard_weight": 0.0}
     if settings["what"] == FULL:
-        defaults |= {"original": original}
+        defaults |= {"original": original, "lr": _RATES[FULL]}
     elif settings["what"] != SCALES:
         rank = settings["lora_rank"]
         if rank is None and settings["model"] is not None:
             rank = _rank(model_file(settings["model"]))
         defaults |= {"original": original, "lora_init": "loftq", "lora_rank": rank}
-        defaults |= {"lora_alpha": rank, "lr": _RATE}
+        defaults |= {"lora_alpha": rank, "lr": _RATES[ADAPTERS]}
     return {name: value for name, value in defaults.items() if settings.get(name) is None}
 
 
@@ -191,15 +191,17 @@ _DEFAULTS = {name: f"{value}" for name, value in Distill.defaults.items()} | {
     "lora_rank": _BY_SIZE,
     "lora_alpha": "the rank",
     "warmup_ratio": "none",
-    "lr": f"{_RATE:g} of an adapter, of scales by the bits of a weight",
+    "lr": f"{_RATES[ADAPTERS]:g} of an adapter, {_RATES[FULL]:g} of all weights, of scales by the "
+    "bits of a weight",
 }
 _HELP = {
-    "what": "what is trained: an adapter, or scales, those of the model's blocks: the output is "
-    "then the whole model, of the same size and types  [default: adapter]",
+    "what": "what is trained: an adapter; scales, those of the model's blocks; or full, all that "
+    "they hold. The output of both is the whole model, of the same size and types  "
+    "[default: adapter]",
     "objective": "what is learned: distill, the original's probabilities of each token; or sft, "
     "the text itself  [default: distill]",
 }
-_BRIEF = {"what": "adapter, or scales of the blocks", "objective": "distill or sft"}
+_BRIEF = {"what": "adapter, scales of the blocks, or full", "objective": "distill or sft"}
 
 
 def _own(option: GroupedOption) -> GroupedOption:

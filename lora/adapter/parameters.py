@@ -65,8 +65,8 @@ class Parameters:
         for name, shape in shapes.items():
             self.tensors[name] = window(data, starts[name], shape, name)
             self.gradients[name] = window(gradient, starts[name], shape, f"d({name})")
-        self._packed = {name: zeros(shapes[name], d, name) for name, d in (types or {}).items()}
-        self.operands = self.tensors | self._packed
+        self._blocks = {name: zeros(shapes[name], d, name) for name, d in (types or {}).items()}
+        self.operands = self.tensors | self._blocks
         constants = constants or {}
         starts, ((_, n, _),) = _layout(constants, {})
         self.constant_data = _zeros(n)
@@ -85,19 +85,19 @@ class Parameters:
 
         Raises QuantError, naming the tensor, for numbers that its type does not hold.
         """
-        if self._packed:
+        if self._blocks:
             devices.gather(self.buffers["data"])
-        for name, packed in self._packed.items():
+        for name, operand in self._blocks.items():
             try:
-                blocks = quantize(read(self.tensors[name]), packed.dtype.name)
+                blocks = quantize(read(self.tensors[name]), operand.dtype.name)
             except QuantError as error:
                 raise QuantError([f"{name}: {error}", ("lr", "may be too high")]) from None
-            write(packed, blocks.view(packed.dtype.numpy))
+            write(operand, blocks.view(operand.dtype.numpy))
 
     def n_bytes(self, n_more: int = 2) -> int:
         """Bytes of all buffers, with so many besides data and gradient, such as moments."""
-        packed = sum(t.n_bytes for t in self._packed.values())
-        return (2 + n_more) * self.data.nbytes + self.constant_data.nbytes + packed
+        n_blocks = sum(t.n_bytes for t in self._blocks.values())
+        return (2 + n_more) * self.data.nbytes + self.constant_data.nbytes + n_blocks
 
     def end(self) -> None:
         """Set gradients and moments to 0 and free their memory: training is over."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.errors import AdapterError, first_names, suggestion
+from pyggml.errors import AdapterError, QuantError, first_names, suggestion
 from pyggml.gguf import GGUFFile
 from pyggml.graph.arrays import read, write
 from pyggml.graph.dtypes import BF16, F16, F32, DType
@@ -34,7 +34,7 @@ from pyggml.ops.product.rescale import scales_of
 from pyggml.quants import dequantize, quantize
 from pyggml.quants.scales import rescale as rescale_blocks
 from pyggml.quants.scales import scale_places, types_with_scales
-from pyggml.requantize import Numbers, PackingLosses, rewrite, types_of
+from pyggml.requantize import Numbers, PackingLosses, needs_importance, rewrite, types_of
 
 SCALES = ".scales"
 _RATE = 0.05  # of a weight of 0 bits: each bit halves the error of packing, and with it the step
@@ -132,26 +132,29 @@ def train_packed(
     original    the model before quantising, whose numbers training starts from
 
     Raises AdapterError for a pattern without a match and for an original of other shapes,
-    QuantError for a file type that is unknown or packs by the importance of columns alone.
+    QuantError for a file type that is unknown, and for types packed by an importance matrix alone.
     """
     weights, own = model.parts.weights, model.file.tensors
     chosen, _ = _chosen(model, patterns)
     types = types_of(model.file, file_type) if file_type else {n: own[n].dtype for n in weights}
     about = {"train_tensors": list(patterns), "qat": file_type or "the file's types"}
-    packed = {name: types[name] for name in chosen if types[name] is not F32}
-    parameters = Parameters({n: weights[n].shape for n in chosen}, about, types=packed)
+    of_blocks = {name: types[name] for name in chosen if types[name] is not F32}
+    if lack := [n for n, d in of_blocks.items() if needs_importance(n, d.name, file_type)]:
+        why = f"{types[lack[0]]} is packed by an importance matrix alone, and training has none"
+        raise QuantError([f"{first_names(lack, 3)}: {why}"])
+    parameters = Parameters({n: weights[n].shape for n in chosen}, about, types=of_blocks)
     for name, t in parameters.tensors.items():
         write(t, _start(weights[name], name, original))
     parameters.pack(model.devices)
-    others = {name: w for name, w in weights.items() if types[name] is not own[name].dtype}
-    fixed = {n: _as_type(w, types[n]) for n, w in others.items() if n not in chosen}
+    to_pack = [n for n in weights if n not in chosen and types[n] is not own[n].dtype]
+    rest = {name: _as_type(weights[name], types[name]) for name in to_pack}
     numbers = {n: partial(_numbers, t) for n, t in parameters.operands.items()}
     return TrainedTensors(
-        _with(model, fixed | parameters.operands),
+        _with(model, rest | parameters.operands),
         parameters,
         [f"{_count(len(chosen), 'tensor')} of the model, read as {_kinds(parameters.operands)}"],
-        changed={name: n for name, n in numbers.items() if name not in packed},
-        blocks={name: n for name, n in numbers.items() if name in packed},
+        changed={name: n for name, n in numbers.items() if name not in of_blocks},
+        blocks={name: n for name, n in numbers.items() if name in of_blocks},
         file_type=file_type,
     )
 
@@ -162,8 +165,8 @@ def _start(w: Tensor, name: str, file: GGUFFile | None) -> np.ndarray:
         return unpack(w).reshape(w.shape)
     info = file.tensors.get(name)
     if info is None or info.shape != w.shape:
-        found = "missing" if info is None else f"of shape {info.shape}"
-        raise AdapterError([("original", f"{name} is {found}, wanted {w.shape}")])
+        state = "missing" if info is None else f"of shape {info.shape}"
+        raise AdapterError([("original", f"{name} is {state}, wanted {w.shape}")])
     return dequantize(file.data(name), info.dtype.name).reshape(w.shape)
 
 
@@ -179,8 +182,8 @@ def _kinds(tensors: Mapping[str, Tensor]) -> str:
     sizes = Counter[str]()
     for t in tensors.values():
         sizes[t.dtype.name] += t.n_elements
-    (first, _), *others = sizes.most_common()
-    return f"{first} and {_count(len(others), 'other type')}" if others else first
+    (first, _), *rest = sizes.most_common()
+    return f"{first} and {_count(len(rest), 'other type')}" if rest else first
 
 
 def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str]]:

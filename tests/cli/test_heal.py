@@ -44,6 +44,7 @@ def test_a_run_is_measured_before_and_after(pyggml, packed, tmp_path, how):
     assert ended.out.count("quantised") == 2, "before the first step, and at the end"
     if how[0] == "--train":
         assert out.stat().st_size == model.stat().st_size
+        assert ("lr: 0.0001" in out.with_suffix(".yaml").read_text()) == ("full" in how)
     else:
         (pairs,) = library.load(model, out).adapters
         assert {p.rank for p in pairs.values()} == {4}
@@ -80,7 +81,7 @@ def test_a_stopped_run_goes_on_by_the_line_that_it_prints(pyggml, packed, tmp_pa
 
 def test_help_is_of_healing(pyggml):
     said = " ".join(pyggml("heal", "--help-all").out.split())
-    for words in ("--reward ", "--answers ", "--pooling", "--train full", "dpo"):
+    for words in ("--reward ", "--answers ", "--pooling", "--qat", "dpo"):
         assert words not in said
     for words in ("default: distill]", "default: that of --from]", "default: the rank]"):
         assert words in said

@@ -4,6 +4,7 @@ import filecmp
 
 import numpy as np
 import pytest
+from importances import random_importance
 from separate_cpu import SeparateCPU
 from tiny_models import scaled, write
 
@@ -128,9 +129,13 @@ def test_a_quantised_model_starts_from_its_original(tiny, tiny_tied, tmp_path):
         train_packed(pyggml.load(path), ["*"], original=other)
 
 
-def test_what_cannot_be_packed_is_named(wide, tiny):
-    with pytest.raises(QuantError, match="IQ2_XXS is packed by an importance matrix alone"):
+def test_what_cannot_be_packed_is_named(wide, tiny, tmp_path):
+    alone = "IQ2_XXS is packed by an importance matrix alone"
+    with pytest.raises(QuantError, match=alone):
         train_packed(pyggml.load(wide), ["*"], "IQ2_XXS")
+    requantize(wide, tmp_path / "q.gguf", "IQ2_XXS", importance=random_importance(wide))
+    with pytest.raises(QuantError, match=alone):
+        train_packed(pyggml.load(tmp_path / "q.gguf"), ["*"])
     trained = train_packed(pyggml.load(tiny), ["*"], "Q4_0")
     trained.parameters.tensors["output.weight"].data[1, 2] = np.nan
     with pytest.raises(QuantError, match=r"output.weight: .*nan at \(1, 2\); lr may be too high"):
