@@ -139,9 +139,7 @@ def train_packed(
     types = types_of(model.file, file_type) if file_type else {n: own[n].dtype for n in weights}
     about = {"train_tensors": list(patterns), "qat": file_type or "the file's types"}
     of_blocks = {name: types[name] for name in chosen if types[name] is not F32}
-    if lack := [n for n, d in of_blocks.items() if needs_importance(n, d.name, file_type)]:
-        why = f"{types[lack[0]]} is packed by an importance matrix alone, and training has none"
-        raise QuantError([f"{first_names(lack, 3)}: {why}"])
+    _check_packers(of_blocks, file_type)
     parameters = Parameters({n: weights[n].shape for n in chosen}, about, types=of_blocks)
     for name, t in parameters.tensors.items():
         write(t, _start(weights[name], name, original))
@@ -157,6 +155,13 @@ def train_packed(
         blocks={name: n for name, n in numbers.items() if name in of_blocks},
         file_type=file_type,
     )
+
+
+def _check_packers(types: Mapping[str, DType], file_type: str | None) -> None:
+    """QuantError for tensors whose types are packed by the importance of columns alone."""
+    if lack := [n for n, d in types.items() if needs_importance(n, d.name, file_type)]:
+        why = f"{types[lack[0]]} is packed by an importance matrix alone, and training has none"
+        raise QuantError([f"{first_names(lack, 3)}: {why}"])
 
 
 def _start(w: Tensor, name: str, file: GGUFFile | None) -> np.ndarray:
