@@ -93,16 +93,17 @@ def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
     AdapterError for a pattern without a match, and with every matching tensor that is not F32, F16
     or BF16.
     """
-    weights, (chosen, fixed) = model.parts.weights, _chosen(model, patterns)
+    weights, (chosen, fixed, faults) = model.parts.weights, _chosen(model, patterns)
     types = {name: model.file.tensors[name].dtype for name in chosen}
     wrong = [f"{name} is {d}" for name, d in types.items() if d not in _FLOATS]
     if wrong:
         more = f" and {len(wrong) - 5} more are no floats" if len(wrong) > 5 else ""
-        raise _refusal(
+        faults.append(
             f"{', '.join(wrong[:5])}{more}, wanted F32, F16 or BF16: only floats train, which "
             "`pyggml quantize IN OUT F16 --allow-requantize` makes of a quantised model, or --qat "
             "TYPE, which trains what blocks of that type hold"
         )
+    _refuse(faults)
     about = {"train_tensors": list(patterns)}
     parameters = Parameters({name: weights[name].shape for name in chosen}, about)
     for name, t in parameters.tensors.items():
@@ -135,7 +136,8 @@ def train_packed(
     QuantError for a file type that is unknown, and for types packed by an importance matrix alone.
     """
     weights, own = model.parts.weights, model.file.tensors
-    chosen, _ = _chosen(model, patterns)
+    chosen, _, faults = _chosen(model, patterns)
+    _refuse(faults)
     types = types_of(model.file, file_type) if file_type else {n: own[n].dtype for n in weights}
     about = {"train_tensors": list(patterns), "qat": file_type or "the file's types"}
     of_blocks = {name: types[name] for name in chosen if types[name] is not F32}
@@ -191,9 +193,9 @@ def _kinds(tensors: Mapping[str, Tensor]) -> str:
     return f"{first} and {_count(len(rest), 'other type')}" if rest else first
 
 
-def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """The names of the tensors that fit a pattern or a word of a part, and of constants among
-    them, which stay. AdapterError for a word that none fits, and if all are constants."""
+    them, which stay. Faults: a word that none fits, or that all are constants."""
     weights, meant = model.parts.weights, part_patterns(model.parts, words)
     fitting = [n for n in weights if any(fits(p, n) for own in meant.values() for p in own)]
     fixed = [name for name in fitting if any(fits(p, name) for p in FIXED)]
@@ -204,13 +206,12 @@ def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str]]:
     ]
     if fixed and fixed == fitting:
         faults.append(f"{first_names(fixed, 3)}: no loss has a slope along a constant")
+    return [name for name in fitting if name not in fixed], fixed, faults
+
+
+def _refuse(faults: Sequence[str]) -> None:
     if faults:
-        raise _refusal("; ".join(faults))
-    return [name for name in fitting if name not in fixed], fixed
-
-
-def _refusal(fault: str) -> AdapterError:
-    return AdapterError([("train_tensors", f"cannot be done: {fault}")])
+        raise AdapterError([("train_tensors", f"cannot be done: {'; '.join(faults)}")])
 
 
 def train_scales(model: Model) -> TrainedTensors:
