@@ -19,8 +19,8 @@ plain step of its round, whose order is random. Steps of one kind differ by more
 is measured too: the seconds of a step in which a batch is made and a report recorded, the median of
 many. `host_cost` is what of it is above plain, as a share of the plain step. Of objectives `ratio`
 is that of the medians to sft's, `learned` the tokens of a step that are learned, which an answer
-that ends early lessens, and `bytes` what the plan says a run takes. `gkd` and `grpo` need a model
-with a vocabulary, and are left out with a line otherwise.
+that ends early lessens, and `bytes` those of graphs, adapter and moments. `gkd` and `grpo` need a
+model with a vocabulary, and are left out with a line otherwise.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def objective_costs(
         )
         reports = list[StepReport]()
         try:
-            n_bytes = trainer.reserve().n_bytes
+            memory = trainer.reserve()
             trainer.run(
                 lambda e, to=reports: to.append(e) if isinstance(e, StepReport) else None,
                 progress=False,
@@ -176,7 +176,7 @@ def objective_costs(
             "seconds": round(taken, 4),
             "ratio": round(taken / usual, 4),
             "learned": round(median(report.n_tokens for report in reports[1:])),
-            "bytes": n_bytes,
+            "bytes": memory.arena + memory.parameters,
         }
 
 
