@@ -44,6 +44,8 @@ def test_a_run_is_measured_before_and_after(pyggml, packed, tmp_path, how):
     assert ended.out.count("quantised") == 2, "before the first step, and at the end"
     if how[0] == "--train":
         assert out.stat().st_size == model.stat().st_size
+        of_file, of_run = figures(ended.row("file"))
+        assert of_file == pytest.approx(of_run, rel=1e-3), "the file has what was trained"
         assert ("lr: 0.0001" in out.with_suffix(".yaml").read_text()) == ("full" in how)
     else:
         (pairs,) = library.load(model, out).adapters

@@ -154,4 +154,5 @@ def test_llama_cpp_gives_our_logits_and_perplexity(shared, tmp_path, file_type):
     ours, theirs = trained.model.logits(tokens), llama_cpp_logits(tmp_path / "m.gguf", tokens)
     assert nmse(theirs, ours) < 2.5e-3
     first, second = (-cross_entropies(x[:-1], tokens[1:]).mean() for x in (ours, theirs))
-    assert abs(first - second) < 4e-3
+    # llama.cpp rounds activations to int8: the plain file of Q2_K differs by 5e-3 as well.
+    assert abs(first - second) < 8e-3
