@@ -57,7 +57,7 @@ class Formula:
 
     @property
     def rows(self) -> Rows:
-        return Rows(self.along)
+        return _rows_along(*self.along)
 
     def differs(self, result: int) -> bool:
         """Whether a result has rows of numbers, not one number for each row."""
@@ -108,6 +108,12 @@ class Formula:
         new = {symbol(old): symbol(name) for old, name in names.items()}
         sources = tuple(names.get(s, s) for s in self.sources)
         return replace(self, sources=sources, results=tuple(rebuild(self.results, new)))
+
+
+@cache
+def _rows_along(*sources: str) -> Rows:
+    """One for all formulas with these sources, not made anew whenever one is bound."""
+    return Rows(sources)
 
 
 @cache

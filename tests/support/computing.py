@@ -37,6 +37,7 @@ OTHERS = {
     "merge": "refuses by the tensor: tests/requantize, tests/lora/adapter",
     "quantize": "refuses by the tensor: tests/requantize",
     "combine": "adapters are read as elsewhere, and none computes",
+    "extract": "refuses by the tensor: tests/cli/test_extract.py",
     "convert-lora": "copies numbers",
     "export-ollama": "copies files",
     "warmup": "reads no model",
