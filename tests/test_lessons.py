@@ -65,6 +65,7 @@ def test_a_cell_that_fails_is_shown(notebooks, tmp_path):
         notebooks.execute(lesson, again=True)
 
 
+@pytest.mark.slow  # it runs every lesson
 def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
     need("mkdocs")
     need("mkdocstrings_handlers")
