@@ -100,7 +100,8 @@ class Serving:
         """Wait until no answer has a place or waits for one: each was ended before its limit."""
         worker = self.service.worker
         self.until(lambda: (worker.n_active, worker.n_waiting) == (0, 0))
-        assert all(slot.n_past < 256 for slot in self.batch.slots), "it wrote on"
+        limit = self.batch.n_ctx
+        assert all(slot.n_past < limit for slot in self.batch.slots), "it wrote on"
 
 
 @contextmanager
