@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.errors import AdapterError, ModelError, NotFiniteError
+from pyggml.errors import AdapterError, ModelError, NotFiniteError, first_names
 from pyggml.graph.arrays import read
 from pyggml.lora.adapter.combine import as_update, nearest_update, rank_of
 from pyggml.lora.adapter.file import Update, write_adapter
@@ -69,8 +69,8 @@ def extract(
             result.not_held[name] = _share(change, before)
         progress(number + 1, len(base.parts.weights))
     if not updates:
-        others = f": {', '.join([*result.not_held][:3])} alone" if result.not_held else ""
-        raise AdapterError(f"the models differ in no matrix that an adapter holds{others}")
+        names = f": {first_names([*result.not_held], 3)} alone" if result.not_held else ""
+        raise AdapterError(f"the models differ in no matrix that an adapter holds{names}")
     warn_of_passed_over(base.parts, updates)
     name = str(base.file.get("general.name", base.config.architecture))
     about = {"general.base_model.count": np.uint32(1), BASE_NAME: name, **base_metadata(base.file)}

@@ -39,7 +39,7 @@ class GKD(TaughtObjective, SampledObjective):
     purpose: ClassVar[str] = "learns a teacher's probabilities of the tokens of its own answers"
     defaults: ClassVar[dict[str, Any]] = {"lr": 2e-4, "epochs": 1, "warmup_steps": 10}
     tally: ClassVar[type[WrittenAnswers]] = WrittenAnswers
-    is_judged: ClassVar[bool] = False
+    takes_files: ClassVar[bool] = False
 
     answers: int = setting(
         1,
@@ -93,11 +93,8 @@ class GKD(TaughtObjective, SampledObjective):
         """Nothing: all is counted as answers are written."""
         return WrittenAnswers()
 
-    def check_file(self, path: str) -> None:
-        fault = (
-            f"is {path}, which holds answers of others, wanted a model: {self.name} writes its own"
-        )
-        raise ConfigError([("teacher", fault)])
+    def cost(self, tally: WrittenAnswers) -> None:
+        """Nobody judges them."""
 
     def feed(
         self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None

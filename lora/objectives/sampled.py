@@ -74,12 +74,8 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledObjective(Objective):
-    """An objective whose rows are prompts, and which learns from sampled answers.
+    """An objective whose rows are prompts, and which learns from sampled answers."""
 
-    is_judged   a validation tells the `cost` of answers, else their loss
-    """
-
-    is_judged: ClassVar[bool] = True
     rows: ClassVar[str] = "prompts"
     defaults: ClassVar[dict[str, Any]] = {"lr": 2e-5, "epochs": 1, "warmup_steps": 10}
 
@@ -119,9 +115,10 @@ class SampledObjective(Objective):
     def count(self, groups: Sequence[Group]) -> Tally:
         """What is told of some groups."""
 
-    def cost(self, tally: Any) -> float:
-        """What a validation tells of answers of which this was counted: the lower, the better."""
-        raise NotImplementedError(f"{self.name} is not judged")
+    @abstractmethod
+    def cost(self, tally: Any) -> float | None:
+        """What a validation tells of answers of which this was counted: the lower, the better. None
+        if it tells their loss."""
 
     def marks(
         self, data: Prompts, window: int, answers: Sequence[SampledAnswer], model: Model
@@ -210,10 +207,11 @@ class SampledPractice:
         data = cast("Prompts", data)
         numbers = self._sample(_VALIDATION, data, windows, ranks, 1)
         groups, o = self._groups(numbers, len(windows)), self._objective
-        if not o.is_judged:
+        costs = [cost for group in groups if (cost := o.cost(o.count([group]))) is not None]
+        if not costs:
             samples = Samples.of(o.examples(data, groups), self._ctx)
             return Lesson(samples, range(len(samples)), len(windows), o.count(groups))
-        parts = np.array([[o.cost(o.count([group])), 1] for group in groups]) / len(groups)
+        parts = np.array([[cost, 1] for cost in costs]) / len(groups)
         return float(parts[:, 0].sum()), o.count(groups), parts
 
     def _groups(self, numbers: np.ndarray, n: int) -> list[Group]:

@@ -14,7 +14,7 @@ With β above 0, and α 0, the divergence of `pyggml.ops.loss.soft` takes the pl
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -84,7 +84,11 @@ class TaughtObjective(Objective):
     """An objective that learns a teacher's probabilities; its leaves are `TaughtLeaves`.
 
     `report` may read "n_right" (): how many learned tokens have the highest probability.
+
+    takes_files   the teacher may be what `pyggml teach` wrote: the answers are not the student's
     """
+
+    takes_files: ClassVar[bool] = True
 
     teacher: str = setting(
         "",
@@ -132,8 +136,8 @@ class TaughtObjective(Objective):
 
     def loss(self, net: LossNet, batch: TaughtLeaves) -> Outputs:
         h = net.hidden()
-        wanted = batch.ids, batch.shares, batch.weights
-        soft = net.soft_loss(h, wanted, self.teacher_temperature, self.teacher_beta)
+        of_teacher = batch.ids, batch.shares, batch.weights
+        soft = net.soft_loss(h, of_teacher, self.teacher_temperature, self.teacher_beta)
         if self.teacher_beta:
             return {"loss": scale(soft, self.teacher_temperature**2), "n_right": soft.saved[0]}
         loss = add(soft, batch.entropy)
@@ -145,22 +149,21 @@ class TaughtObjective(Objective):
         self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
     ) -> "TaughtFeed":
         if not self.teacher:
-            fault = "is not given, wanted a GGUF model, or what `pyggml teach` wrote"
-            raise ConfigError([("teacher", fault)])
+            file = ", or what `pyggml teach` wrote" if self.takes_files else ""
+            raise ConfigError([("teacher", f"is not given, wanted a GGUF model{file}")])
         return TaughtFeed(self, config.batch, self._teacher(self.teacher, model, corpus))
-
-    def check_file(self, path: str) -> None:
-        """Raises ConfigError if what a teacher said beforehand does not serve."""
 
     def _teacher(self, path: str, model: Model, corpus: Corpus) -> Teacher:
         file = gguf.open(path)
         if file.get("general.type") == TYPE:
-            self.check_file(path)
+            if not self.takes_files:
+                fault = f"is {path}, which holds answers of others, wanted a model: {self.name} "
+                raise ConfigError([("teacher", fault + "writes its own")])
             answers = TeacherFile(file)
             answers.check(model.file, corpus, self.teacher_temperature)
             return answers
-        others = [b for b in model.devices.backends if not b.is_host]
-        teacher = load(path, compute=model.compute, backends=others)
+        cards = [b for b in model.devices.backends if not b.is_host]
+        teacher = load(path, compute=model.compute, backends=cards)
         check_same_tokens(teacher.file, model.file)
         if corpus.train.ctx > teacher.config.n_ctx:
             fault = f"is {corpus.train.ctx}, wanted at most the teacher's {teacher.config.n_ctx}"

@@ -65,8 +65,8 @@ class Formula:
 
     def reads(self, *values: Expression) -> list[str]:
         """Which numbers of an element these are made of: sources, its place, what is kept of it."""
-        others = str(PLACE.value), str(KEPT.value)
-        return [s for s in (*self.along, *others) if s in _symbols(*values)]
+        of_element = str(PLACE.value), str(KEPT.value)
+        return [s for s in (*self.along, *of_element) if s in _symbols(*values)]
 
     @property
     def picks(self) -> set[str]:

@@ -18,8 +18,8 @@ _WEIGHT = 1 / 16  # of the newest
 FIRST_CHANCE = 0.6
 
 
-def moved(chance: float, accepted: bool) -> float:
-    """The mean of what became of guesses, with one more."""
+def chance_after(chance: float, accepted: bool) -> float:
+    """The mean of what became of guesses, lately, after one more."""
     return chance + _WEIGHT * (accepted - chance)
 
 
@@ -44,7 +44,7 @@ class LookUp:
         for token in tokens:
             if self._order:
                 accepted = self._tokens[self._at] == token
-                self._chances[self._order] = moved(self.chance, accepted)
+                self._chances[self._order] = chance_after(self.chance, accepted)
             self._tokens.append(token)
             self._order = 0
             for order in (n for n in ORDERS if n <= len(self._tokens)):

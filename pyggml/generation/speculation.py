@@ -31,8 +31,8 @@ from pyggml.generation.drafts import (
     MOST_SEEN,
     DraftModel,
     LookUp,
+    chance_after,
     check_goes_back,
-    moved,
     n_common,
 )
 from pyggml.generation.gain import Offer, PassCosts
@@ -200,4 +200,4 @@ class Speculator:
         self.n_accepted += n_right
         guess = self._of_answers.setdefault(completion, _Guesses())
         for i in range(min(n_right + 1, n_drafted) if guess.by_model else 0):
-            guess.chance = moved(guess.chance, i < n_right)
+            guess.chance = chance_after(guess.chance, i < n_right)

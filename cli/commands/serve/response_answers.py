@@ -135,18 +135,18 @@ class ResponseForm(AnswerForm):
 
     def opening(self, index: int, prefix: str) -> list[Object]:
         kinds = ("response.created", "response.in_progress")
-        return self._told([{"type": kind, "response": self._response(None)} for kind in kinds])
+        return self._numbered([{"type": kind, "response": self._response(None)} for kind in kinds])
 
     def chunks(self, index: int, told: Piece | ReadPrompt | None, prefix: str = "") -> list[Object]:
-        return self._told(self._add(PartialAnswer.of(told)))
+        return self._numbered(self._add(PartialAnswer.of(told)))
 
     def closing(self, usage: Usage, asked: bool) -> list[Object]:
         response = self._response(usage)
-        return self._told([{"type": f"response.{response['status']}", "response": response}])
+        return self._numbered([{"type": f"response.{response['status']}", "response": response}])
 
     def fault(self, error: ApiError) -> Object:
         about = {"code": error.code, "message": error.message, "param": error.param}
-        return self._told([{"type": "error", **about}])[0]
+        return self._numbered([{"type": "error", **about}])[0]
 
     def event(self, part: Object) -> bytes:
         return f"event: {part['type']}\n".encode() + super().event(part)
@@ -188,7 +188,7 @@ class ResponseForm(AnswerForm):
             "total_tokens": usage.n_prompt + usage.n_answer,
         }
 
-    def _told(self, events: list[Object]) -> list[Object]:
+    def _numbered(self, events: list[Object]) -> list[Object]:
         """Events with their numbers."""
         first = self._n_events
         self._n_events += len(events)

@@ -102,12 +102,12 @@ def _messages(value: Any) -> list[Object]:
     return messages
 
 
-def _said(item: Object) -> Object:
+def _message_of(item: Object) -> Object:
     content = item.get("content")
     return {"role": item.get("role"), "content": _text(content, "content")}
 
 
-def _called(item: Object) -> Object:
+def _call_of(item: Object) -> Object:
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -125,8 +125,8 @@ def _thought(item: Object) -> Object:
 
 
 _ITEMS = {
-    "message": _said,
-    "function_call": _called,
+    "message": _message_of,
+    "function_call": _call_of,
     "function_call_output": _result,
     "reasoning": _thought,
 }

@@ -34,7 +34,7 @@ def _rows(site: CudaSite) -> Call:
     return in_turn(rows_call(ROWS, site, site.node.src[0].shape[1], rows, site.src), *sums)
 
 
-def _labelled(of: Formula, site: CudaSite, out: Any) -> list[Call]:
+def _of_labels(of: Formula, site: CudaSite, out: Any) -> list[Call]:
     """The calls for a formula of the shares that the mask gives rows."""
     n_others, shares = len(of.sources) - 1, _halves(site.scratch)[0]
     others, mask = site.src[:n_others], site.src[n_others:]
@@ -47,11 +47,11 @@ def _labelled(of: Formula, site: CudaSite, out: Any) -> list[Call]:
 
 def _loss(site: CudaSite) -> Call:
     terms = _halves(site.scratch)[1]
-    return in_turn(*_labelled(LABELLED, site, terms), sum_of(site.out, terms, site.stream))
+    return in_turn(*_of_labels(LABELLED, site, terms), sum_of(site.out, terms, site.stream))
 
 
 def _loss_back(site: CudaSite) -> Call:
-    return in_turn(*_labelled(LABELLED_BACK, site, site.out))
+    return in_turn(*_of_labels(LABELLED_BACK, site, site.out))
 
 
 declare("cross_entropy_rows", CudaKernel(_rows, scratch=two_rows))

@@ -39,7 +39,7 @@ def _rows(site: ShaderSite) -> Sequence[Dispatch]:
     return [rows_dispatch(ROWS, site, rows, site.src, _logits(site.node).shape[-1]), *sums]
 
 
-def _labelled(of: Formula, site: ShaderSite, out: BufferRange) -> list[Dispatch]:
+def _of_labels(of: Formula, site: ShaderSite, out: BufferRange) -> list[Dispatch]:
     """The dispatches for a formula of the shares that the mask gives rows."""
     n_others, logits, shares = len(of.sources) - 1, _logits(site.node), _two_numbers(site)[0]
     others, mask = site.src[:n_others], site.src[n_others:]
@@ -52,11 +52,11 @@ def _labelled(of: Formula, site: ShaderSite, out: BufferRange) -> list[Dispatch]
 
 def _loss(site: ShaderSite) -> Sequence[Dispatch]:
     terms = _two_numbers(site)[1]
-    return [*_labelled(LABELLED, site, terms), sum_of(site, site.out, terms)]
+    return [*_of_labels(LABELLED, site, terms), sum_of(site, site.out, terms)]
 
 
 def _loss_back(site: ShaderSite) -> Sequence[Dispatch]:
-    return _labelled(LABELLED_BACK, site, site.out)
+    return _of_labels(LABELLED_BACK, site, site.out)
 
 
 declare("cross_entropy_rows", ShaderKernel(_rows, scratch=_scratch))
