@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_training import FULL, check_losses, packed_losses
 from tiny_models import spoil, write_llama
 
 import pyggml
@@ -156,6 +157,19 @@ def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, t
     second.resume(next((tmp_path / "points").glob("step-*.gguf")))
     second.run()
     assert second.parameters.data.tobytes() == whole.parameters.data.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "optimiser"),
+    [("qwen3", "sgd"), *(pytest.param(a, "adamw", marks=pytest.mark.slow) for a in FULL)],
+)
+def test_training_of_all_tensors_begins_with_pytorch_s_losses(architecture, optimiser, gpu):
+    check_losses(architecture, optimiser, 4, [gpu], within=1e-5)
+
+
+def test_what_blocks_will_hold_is_trained_there(gpu, tmp_path):
+    path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=1, seed=3)
+    assert packed_losses(path, [gpu]) == pytest.approx(packed_losses(path), abs=1e-4)
 
 
 def test_the_op_that_makes_no_number_is_named(gpu, tmp_path):

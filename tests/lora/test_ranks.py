@@ -156,12 +156,13 @@ def test_without_mpi4py_the_extra_is_named(launched, variables, monkeypatch):
     ("n", "settings"),
     [
         (2, {"batch": 2, "keep_best": True, "val_every": 2, "grad_accum": 3}),
-        (2, {"qat": "Q4_0", "keep_best": True, "val_every": 2}),
+        (2, {"train": "full", "optimiser": "sgd"}),
+        (2, {"train": "Q4_0", "keep_best": True, "val_every": 2}),
         (3, {"compute": "f32", "optimiser": "lion", "neftune_alpha": 5.0}),
         (2, {"kind": "dpo"}),
         (3, {"kind": "kto"}),
     ],
-    ids=["two", "packed", "three", "dpo", "kto"],
+    ids=["two", "full", "packed", "three", "dpo", "kto"],
 )
 def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, n, settings):
     whole = ranked_run.trainer_of(tiny, **settings)

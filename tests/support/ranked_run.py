@@ -15,7 +15,7 @@ import numpy as np
 import pyggml
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.errors import PyggmlError
-from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach, train_packed
+from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach, train_packed, train_tensors
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.windows.answers import Answer, preferences
 from pyggml.lora.objectives import OBJECTIVES
@@ -45,11 +45,17 @@ def _answer(rng, n, wanted):
     return Answer([int(i) for i in ids], np.arange(3 + n) >= 3, wanted)
 
 
-def trainer_of(model, ranks=ALONE, kind="sft", resume=None, qat=None, **settings):
+def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, **settings):
+    """train: "full" for all tensors, or a file type for what its blocks hold; else an adapter."""
     settings = {"lr": 0.01, "epochs": 2, "grad_accum": 4, "warmup_steps": 2, **settings}
     base = pyggml.load(model, compute=settings.get("compute", "auto"))
     lora = LoraConfig(rank=3, alpha=5.0, dropout=0.1)
-    adapter = train_packed(base, ["*"], qat) if qat else attach(base, lora)
+    if train is None:
+        adapter = attach(base, lora)
+    else:
+        adapter = (
+            train_tensors(base, ["*"]) if train == "full" else train_packed(base, ["*"], train)
+        )
     rng = np.random.default_rng(9)
     adapter.parameters.data[:] += 0.05 * rng.normal(size=adapter.parameters.data.size)
     adapter.parameters.pack(adapter.model.devices)

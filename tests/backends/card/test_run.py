@@ -5,6 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_training import (
+    FULL,
+    OPTIMISERS,
+    check_losses,
+    model_of,
+    packed_losses,
+    trainer_of,
+)
 from tiny_models import spoil, write_llama
 
 import pyggml
@@ -14,6 +22,8 @@ from pyggml.errors import PyggmlError
 from pyggml.generation import Session
 from pyggml.generation.ahead import runs_ahead
 from pyggml.lora import Corpus, Dataset, LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
+
+from runs import state
 
 GOLDEN = Path(__file__).parents[2] / "golden/models"
 TOKENS = np.arange(17) * 7 % 48
@@ -65,6 +75,47 @@ def test_the_op_that_makes_no_number_is_named(tmp_path):
     trainer = Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(max_steps=1))
     with pytest.raises(PyggmlError, match="^step 1: the loss is nan, .*made by <.*norm.*>, of win"):
         trainer.run()
+
+
+@pytest.mark.filterwarnings("ignore:.* leaves .* to cpu")
+def test_a_step_of_all_tensors_shared_with_the_host(tmp_path):
+    path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=1, seed=1)
+    host, shared = (
+        trainer_of(path, "sgd", 1, backends, ctx=8, batch=1)[1]
+        for backends in ((), [Cheap(0, "f32")])
+    )
+    for trainer in (host, shared):
+        trainer.run(progress=False)
+    np.testing.assert_allclose(shared.history.losses, host.history.losses, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(shared.parameters.data, host.parameters.data, rtol=0, atol=1e-5)
+
+
+@on_a_card
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("architecture", FULL)
+def test_training_of_all_tensors_begins_with_pytorch_s_losses(card, architecture, optimiser):
+    check_losses(architecture, optimiser, 20, [card])
+
+
+@on_a_card
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_a_resumed_run_of_all_tensors_makes_the_same_bits(card, tmp_path, optimiser):
+    path, checkpoints = model_of("qwen3"), {"checkpoint_dir": str(tmp_path), "checkpoint_every": 3}
+    whole, first, second = (
+        trainer_of(path, optimiser, 6, [card], **more)[1] for more in ({}, checkpoints, {})
+    )
+    whole.run(progress=False)
+    first.run(lambda event: first.stop() if first.progress.step == 3 else None, progress=False)
+    second.resume(tmp_path)
+    assert second.progress.step == 3
+    second.run(progress=False)
+    assert state(second) == state(whole)
+
+
+@on_a_card
+def test_what_blocks_will_hold_is_trained_there(card, tmp_path):
+    path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=1, seed=3)
+    assert packed_losses(path, [card]) == pytest.approx(packed_losses(path), abs=1e-4)
 
 
 @on_a_card

@@ -2,7 +2,9 @@
 
     python make_full.py FIXTURES     in an environment with torch, transformers, accelerate, gguf
 
-FIXTURES   folder of qwen2-F16.gguf and its neighbours, which transformers reads itself
+FIXTURES   folder of qwen2-F16.gguf, qwen2-golden.npz and their neighbours. transformers reads the
+           files itself, but not all of their keys: UNREAD has these. That it reads the rest is
+           checked by the logits of the golden files
 settings   JSON: optimiser → settings of `pyggml.lora.TrainConfig`
 ids        (n_steps · batch, ctx + 1) int16, in the order of training
 ARCHITECTURE/OPTIMISER   (n_steps,) float64 losses, each before its update
@@ -20,9 +22,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import AutoModelForCausalLM
 
-ARCHITECTURES = ("qwen2", "phi3")
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 128}
+UNREAD: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "phi3": {},
+    "mistral": {},
+    "lfm2": {},
+    "qwen3": {"head_dim": 64},
+    "qwen3moe": {"moe_intermediate_size": 256},
+    "gemma2": {"query_pre_attn_scalar": 64},
+    "gemma3": {"query_pre_attn_scalar": 64},
+    "gpt2": {"n_positions": 512},
+    "llama": {"rope_parameters": LLAMA3},
+}
 N_STEPS, BATCH, CTX, N_WORDS = 100, 2, 32, 61
 COMMON = {"max_steps": N_STEPS, "batch": BATCH, "warmup_steps": 10, "clip": 0.5}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -48,13 +64,36 @@ def optimiser_of(parameters: list[torch.nn.Parameter], settings: dict[str, Any])
     return kind(parameters, lr=0.0, weight_decay=settings["weight_decay"])
 
 
-def train(folder: str, architecture: str, ids: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
+class LessOne(torch.nn.Module):
+    """The weight of a norm of Gemma, to which the file adds 1: decay draws the sum to 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 1
+
+    def right_inverse(self, w: torch.Tensor) -> torch.Tensor:
+        return w + 1
+
+
+def twin_of(folder: str, architecture: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         folder,
         gguf_file=f"{architecture}-F16.gguf",
         dtype=torch.float32,
         attn_implementation="eager",
+        **UNREAD[architecture],
     ).eval()
+    with np.load(f"{folder}/{architecture}-golden.npz") as golden, torch.no_grad():
+        tokens, wanted = golden["tokens"].astype(np.int64), golden["f32_hf"]
+        logits = model(input_ids=torch.from_numpy(tokens[None])).logits[0].numpy()
+    assert ((logits - wanted) ** 2).sum() < 1e-11 * (wanted**2).sum(), architecture
+    if architecture.startswith("gemma"):
+        for part in [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]:
+            register_parametrization(part, "weight", LessOne())
+    return model
+
+
+def train(folder: str, architecture: str, ids: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
+    model = twin_of(folder, architecture)
     model.get_input_embeddings().padding_idx = None  # whose row would have no gradient
     parameters, losses = list(model.parameters()), list[float]()
     optimiser, n_warmup = optimiser_of(parameters, settings), settings["warmup_steps"]
@@ -77,7 +116,7 @@ def main(folder: str) -> None:
     torch.set_num_threads(1)
     ids = windows()
     arrays = {"settings": np.array(json.dumps(SETTINGS)), "ids": ids}
-    for architecture in ARCHITECTURES:
+    for architecture in UNREAD:
         for name, settings in SETTINGS.items():
             losses = arrays[f"{architecture}/{name}"] = train(folder, architecture, ids, settings)
             print(architecture, name, losses[:2], "…", losses[-2:])

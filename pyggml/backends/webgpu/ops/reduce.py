@@ -1,4 +1,4 @@
-"""Sums of everything, and of tiles."""
+"""Sums of everything, of tiles, and of rows that a norm has scaled."""
 
 from collections.abc import Sequence
 from math import prod
@@ -6,8 +6,14 @@ from math import prod
 from pyggml.backends.webgpu.ops.by_row import rows_dispatch
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element
-from pyggml.graph.tensor import MAX_AXES
+from pyggml.backends.webgpu.wgsl.shader import (
+    BufferRange,
+    Dispatch,
+    Shaders,
+    per_element,
+    whole,
+)
+from pyggml.graph.tensor import MAX_AXES, Tensor
 from pyggml.ops.arithmetic.reduce import SUM_ROWS
 
 assert SUM_ROWS.formula is not None
@@ -51,5 +57,45 @@ def _repeat_back(site: ShaderSite) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_TILES, views, per_element(n), constants)]
 
 
+# dw = Σ over rows of x · dy · rate: a workgroup makes a row's rate, a thread a number of dw.
+_RATES = whole("""
+    if (group >= ROWS) { return; }
+    var mine = 0.0;
+    for (var i = group * N + me; i < (group + 1u) * N; i += 256u) { mine += x_at(i) * x_at(i); }
+    let squares = summed(me, mine);
+    if (me == 0u) { put_rates(group, inverseSqrt(squares / f32(N) + EPS)); }
+""")
+_WEIGHTED = """
+    let i = group * 256u + me;
+    if (i < N) {
+        var total = 0.0;
+        for (var row = 0u; row < ROWS; row++) {
+            total += x_at(row * N + i) * dy_at(row * N + i) * rates_at(row);
+        }
+        put_y(i, total);
+    }
+"""
+
+
+def _n_rows(node: Tensor) -> int:
+    return node.src[0].n_elements // node.src[0].shape[-1]
+
+
+def _rates_scratch(node: Tensor, shaders: Shaders) -> int:
+    return 4 * _n_rows(node)
+
+
+def _rms_norm_mul_back_w(site: ShaderSite) -> Sequence[Dispatch]:
+    (x, dy), n, n_rows = site.src, site.node.n_elements, _n_rows(site.node)
+    constants, dispatch = {"N": n, "ROWS": n_rows}, site.shaders.dispatch
+    of_rates = constants | {"EPS": float(site.node.params["eps"])}
+    views = {"y": site.out, "x": x, "dy": dy, "rates": site.scratch}
+    return [
+        dispatch(_RATES, {"rates": site.scratch, "x": x}, n_rows, of_rates),
+        dispatch(_WEIGHTED, views, per_element(n), constants),
+    ]
+
+
+declare("rms_norm_mul_back_w", ShaderKernel(_rms_norm_mul_back_w, scratch=_rates_scratch))
 declare("sum", ShaderKernel(_sum))
 declare("repeat_back", ShaderKernel(_repeat_back))
