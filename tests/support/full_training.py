@@ -91,7 +91,8 @@ def packed_losses(path, backends=(), n_steps=4):
     trained = train_packed(pyggml.load(path, compute="f32", backends=backends), ["*"], "Q4_0")
     ids = golden()["ids"][:n_steps].astype(np.int32) % trained.model.config.n_vocab
     data = Corpus(InOrder(ids, np.zeros_like(ids)), None)
-    config = TrainConfig(optimiser="sgd", lr=0.5, batch=1, warmup_steps=0)  # AdamW makes signs of rounding
+    # By AdamW the first step is a gradient's sign, which rounding changes where it is near 0.
+    config = TrainConfig(optimiser="sgd", lr=0.5, batch=1, warmup_steps=0)
     trainer = Trainer(trained.model, trained.parameters, data, config)
     trainer.run(progress=False)
     return trainer.history.losses
