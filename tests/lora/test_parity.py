@@ -174,9 +174,9 @@ def prompts_of(prompts, ctx):
     return InOrderPrompts(tokens, documents, rows=np.array(rows, object))
 
 
-def log_probs(model, ids):
-    """Of each token but the first, float64."""
-    z = model.logits(ids).astype(np.float64)[:-1]
+def log_probs(logits, ids, temperature):
+    """Of each token but the first, float64; logits (n, n_vocab)."""
+    z = logits.astype(np.float64)[:-1] / temperature
     z -= z.max(axis=1, keepdims=True)
     return (z - np.log(np.exp(z).sum(axis=1, keepdims=True)))[np.arange(len(z)), ids[1:]]
 
@@ -201,11 +201,12 @@ def test_trl_with_a_teacher(monkeypatch):
     np.testing.assert_allclose(found, run["losses"], rtol=0, atol=2e-6)  # of 7e-4 and less
 
 
-@pytest.mark.parametrize("kind, n_steps", [("grpo", 100), ("dr_grpo", 20), ("gspo", 20)])
-def test_trl_with_rewards(monkeypatch, kind, n_steps):
-    """Of the same answers, as if they had been sampled; each lesson is that of two steps, so that
-    ratios are clipped in every second one."""
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "gspo"])
+def test_trl_with_rewards(monkeypatch, kind):
+    """Of the same answers, as if they had been sampled, at temperatures below and above 1, with a
+    KL; each lesson is that of two steps, so that ratios are clipped in every second one."""
     run = golden(kind)
+    temperature = json.loads(str(run["settings"]))["temperature"]
     groups = windows_of(run, 48)
     prompts = [np.array(group[0].ids, np.int32)[~group[0].trained] for group in groups]
     answers = [np.array(a.ids, np.int32) for group in groups for a in group]
@@ -213,8 +214,15 @@ def test_trl_with_rewards(monkeypatch, kind, n_steps):
 
     def sample(sampler, prompt, seeds):
         (i,) = [i for i, each in enumerate(prompts) if np.array_equal(each, prompt)]
-        n, of_group = len(prompt), answers[4 * i : 4 * i + 4]
-        return [SampledAnswer(a[n:], log_probs(sampler.model, a)[n - 1 :], True) for a in of_group]
+        n, batch = len(prompt), sampler._batch
+        of_slots = {batch.open(): a for a in answers[4 * i : 4 * i + 4]}
+        logits = batch.feed(of_slots, every=of_slots)
+        for slot in of_slots:
+            slot.close()
+        return [
+            SampledAnswer(a[n:], log_probs(logits[slot], a, temperature)[n - 1 :], True)
+            for slot, a in of_slots.items()
+        ]
 
     monkeypatch.setattr(GroupSampler, "sample", sample)
     monkeypatch.setattr(SampledAnswer, "text", lambda answer, model: tuple(answer.ids.tolist()))
@@ -223,5 +231,6 @@ def test_trl_with_rewards(monkeypatch, kind, n_steps):
         kind, run, reward=(lambda prompt, completion: earned[prompt + completion],)
     )
     steps = losses(run, prompts_of(prompts, 48), objective)
-    assert len(steps) == n_steps and sum(e.tally.n_clipped for e in steps) > 5
-    np.testing.assert_allclose([e.loss for e in steps], run["losses"], rtol=0, atol=1e-4)
+    assert len(steps) == 100 and sum(e.tally.n_clipped for e in steps) > 5
+    found = [e.loss for e in steps]
+    np.testing.assert_allclose(found, run["losses"], rtol=0, atol=1e-4)

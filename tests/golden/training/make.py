@@ -78,10 +78,11 @@ SAMPLED = {
     "answers": 4,
 }
 SAMPLED |= {"answer_tokens": 12, "clip_low": 0.1, "clip_high": 0.15, "kl_weight": 0.04}
+SAMPLED |= {"max_steps": 100}
 SETTINGS |= {
-    "grpo": SAMPLED | {"max_steps": 100},
-    "dr_grpo": SAMPLED | {"max_steps": 20},
-    "gspo": SAMPLED | {"max_steps": 20, "clip_low": 0.02, "clip_high": 0.03},
+    "grpo": SAMPLED | {"temperature": 0.7},
+    "dr_grpo": SAMPLED | {"temperature": 1.3, "clip_low": 0.03, "clip_high": 0.04},
+    "gspo": SAMPLED | {"temperature": 0.8, "clip_low": 0.02, "clip_high": 0.03},
 }
 # What TRL's settings beside its defaults are called.
 OF_TRL: dict[str, dict[str, Any]] = {
@@ -483,7 +484,8 @@ def train_sampled(data: Data, settings: Any, folder: str) -> Recorded:
     own = {"beta": settings["kl_weight"], "epsilon": settings["clip_low"]}
     own |= {"epsilon_high": settings["clip_high"], "num_iterations": settings["iterations"]}
     own |= {"num_generations": settings["answers"], "shuffle_dataset": False}
-    own |= {"max_completion_length": settings["answer_tokens"], "temperature": 1.0}
+    own |= {"max_completion_length": settings["answer_tokens"]}
+    own |= {"temperature": settings["temperature"]}
     args = arguments(GRPOConfig, settings | {"of_trl": own | settings["of_trl"]}, folder, size)
     found = Grpo(
         model=base_model(),
