@@ -160,7 +160,7 @@ class TaughtObjective(Objective):
                 fault = f"is {path}, which holds answers of others, wanted a model: {self.name} "
                 raise ConfigError([("teacher", fault + "writes its own")])
             answers = TeacherFile(file)
-            answers.check(model.file, corpus, self.teacher_temperature)
+            answers.check(model, corpus, self.teacher_temperature)
             return answers
         cards = [b for b in model.devices.backends if not b.is_host]
         teacher = load(path, compute=model.compute, backends=cards)

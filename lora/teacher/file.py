@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,10 +22,12 @@ from pyggml.graph import Graph
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.windows.units import Units
 from pyggml.lora.teacher.distributions import Distributions
+from pyggml.model import Model
 from pyggml.runtime import Program
 from pyggml.tokenizer.same_tokens import vocabulary_digest
 
 TYPE = "teacher"  # of general.type
+_MOST = 1e-3  # of a logarithm of a probability, which is 0 but for rounding
 TEMPLATE = "template"  # of a corpus's settings: the digest of what its chats were written by
 
 
@@ -52,12 +53,17 @@ class TeacherFile:
 
     def __init__(self, file: GGUFFile) -> None:
         self.path = file.path
-        self.k, self._n_vocab = (int(_require(file, f"teacher.{x}")) for x in ("k", "n_vocab"))
-        self.temperature = float(_require(file, "teacher.temperature"))
-        self._vocabulary = str(_require(file, "teacher.vocabulary"))
-        self._template = str(_require(file, "teacher.template"))
+        if file.get("general.type") != TYPE:
+            raise DataError(f"{self.path}: is nothing that `pyggml teach` wrote")
         names = ("documents", "ids", "log_probs", "progress")
         try:
+            self.k, self._n_vocab, n_windows = (
+                file.require(f"teacher.{key}", int) for key in ("k", "n_vocab", "windows")
+            )
+            self._temperature = file.require("teacher.temperature", float)
+            self._vocabulary, self._template = (
+                file.require(f"teacher.{key}", str) for key in ("vocabulary", "template")
+            )
             self._documents, self._ids, self._log_probs, progress = (
                 file.data(f"teacher.{name}") for name in names
             )
@@ -67,28 +73,33 @@ class TeacherFile:
         shapes = [(m, 2), (n, self.k), (n, self.k + 1), (1,)]
         kinds = [np.int64, np.int32, np.float16, np.int64]
         arrays = self._documents, self._ids, self._log_probs, progress
-        if [a.shape for a in arrays] != shapes or [a.dtype for a in arrays] != kinds:
+        fits = [a.shape for a in arrays] == shapes and [a.dtype for a in arrays] == kinds
+        if self.k < 1 or not fits:
             raise DataError(f"{self.path}: its tensors do not fit each other, wanted `teach`'s")
-        if progress[0] != _require(file, "teacher.windows"):
+        self._keys = np.ascontiguousarray(self._documents[:, 0])
+        if not (self._keys[1:] > self._keys[:-1]).all():
+            raise DataError(f"{self.path}: its documents are not in order, wanted `teach`'s")
+        if progress[0] != n_windows:
             raise DataError(f"{self.path}: is not finished, wanted all that `pyggml teach` writes")
 
-    def check(self, student: GGUFFile, corpus: Corpus, temperature: float) -> None:
+    def check(self, student: Model, corpus: Corpus, temperature: float) -> None:
         """Raises ConfigError or DataError, in a sentence, if it was made for another vocabulary, by
         another template, of another text or at another temperature."""
-        if self._vocabulary != vocabulary_digest(student):
+        is_same = self._vocabulary == vocabulary_digest(student.file)
+        if not is_same or not self.k <= self._n_vocab <= student.config.n_vocab:
             raise DataError(
-                f"{self.path}: was made for another vocabulary than {student.path} has, wanted the "
-                "same tokens"
+                f"{self.path}: was made for another vocabulary than {student.file.path} has, "
+                "wanted the same tokens"
             )
-        if abs(self.temperature - temperature) > 1e-6 * temperature:
-            origin = f"was made at {self.temperature:g}"
+        if not abs(self._temperature - temperature) <= 1e-6 * temperature:
+            origin = f"was made at {self._temperature:g}"
             fault = f"is {temperature:g}, but {self.path} {origin}, wanted the same"
             raise ConfigError([("teacher_temperature", fault)])
-        keys = [key for part in parts_of(corpus) for key, _ in document_keys(part)]
-        n_lacking = int((~np.isin(keys, self._documents[:, 0])).sum())
+        each = [pair for part in parts_of(corpus) for pair in document_keys(part)]
+        n_lacking = sum(self._first(*pair) is None for pair in each)
         if not n_lacking:
             return
-        lacks = f"{self.path}: has no answers to {n_lacking:,} of {len(keys):,} documents"
+        lacks = f"{self.path}: has no answers to {n_lacking:,} of {len(each):,} documents"
         if self._template != str(corpus.about.get(TEMPLATE, "")):
             raise DataError(f"{lacks}: its chats were written by another template")
         raise DataError(f"{lacks}: it was made of another text, or with another --ctx")
@@ -98,32 +109,30 @@ class TeacherFile:
     ) -> Distributions:
         """As `Teacher` has it. Raises DataError for numbers that no teacher says."""
         part = data.part(np.array([window]))
-        rows = [self._rows(key, n) for key, n in document_keys(part)]
-        rows = rows or [np.zeros(0, np.int64)]
-        at = np.concatenate(rows)
+        at = np.concatenate([np.zeros(0, np.int64), *map(self._rows, document_keys(part))])
         ids, log_probs = self._ids[at], self._log_probs[at].astype(np.float32)
         targets = part.tokens[:, 1:][part.targets()]
         in_order = np.sort(ids, axis=1)
         fits = bool((ids[:, 0] == targets).all() and (np.diff(in_order, axis=1) > 0).all())
         fits &= bool((in_order[:, :1] >= 0).all() and (in_order[:, -1:] < self._n_vocab).all())
+        fits &= bool((log_probs < _MOST).all())
         with np.errstate(over="ignore"):
             sums = np.exp(log_probs.astype(np.float64)).sum(axis=1)
         if not fits or not (np.abs(sums - 1) < 0.1).all():
             raise DataError(f"{self.path}: holds numbers that are no teacher's probabilities")
         return Distributions(ids, log_probs)
 
-    def _rows(self, key: int, n: int) -> np.ndarray:
-        """The positions of a document with n learned tokens."""
-        i = int(np.searchsorted(self._documents[:, 0], key))
-        if i < len(self._documents) and self._documents[i, 0] == key:
-            first = int(self._documents[i, 1])
-            if 0 <= first <= len(self._ids) - n:
-                return np.arange(first, first + n)
-        raise DataError(f"{self.path}: has no answers to a document of this run")
+    def _rows(self, document: tuple[int, int]) -> np.ndarray:
+        """The positions of a document, by its digest and its number of learned tokens."""
+        first, n = self._first(*document), document[1]
+        if first is None:
+            raise DataError(f"{self.path}: has no answers to a document of this run")
+        return np.arange(first, first + n)
 
-
-def _require(file: GGUFFile, key: str) -> Any:
-    value = file.get(key)
-    if value is None or file.get("general.type") != TYPE:
-        raise DataError(f"{file.path}: is nothing that `pyggml teach` wrote: it has no {key}")
-    return value
+    def _first(self, key: int, n: int) -> int | None:
+        """The first of the n positions of a document, if they are there."""
+        i = int(np.searchsorted(self._keys, key))
+        if i == len(self._keys) or self._keys[i] != key:
+            return None
+        first = int(self._documents[i, 1])
+        return first if 0 <= first <= len(self._ids) - n else None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.errors import PyggmlError
+from pyggml.errors import GGUFError, PyggmlError
 from pyggml.gguf.identity import identity
 from pyggml.graph.dtypes import F16, I32, I64, DType
 from pyggml.lora.data import Corpus, Dataset
@@ -21,6 +21,14 @@ from pyggml.runtime import Arenas, Program, bind, schedule
 from pyggml.tokenizer.same_tokens import used_tokens, vocabulary_digest
 
 _EACH = 64  # windows between two points from which an ended run goes on
+_INSTEAD = "remove it, or name another output"
+_WORDS = {  # of what an unfinished file was begun with
+    "teacher.model": "teacher",
+    "teacher.template": "chat template",
+    "teacher.text": "text",
+    "teacher.k": "--top-k",
+    "teacher.temperature": "--temperature",
+}
 _Tensor = tuple[str, DType, tuple[int, ...]]
 
 
@@ -107,29 +115,34 @@ class Teaching:
         """Make the unfinished file, or take the one that is there; the windows that are done."""
         if not self.unfinished.exists():
             gguf.reserve(self.unfinished, self._metadata, self.plan.tensors(self.k))
-            tensors = self._mapped()
-            tensors["teacher.documents"][:] = self.plan.documents
-            tensors["teacher.documents"].flush()
-        tensors = self._mapped()
-        return int(tensors["teacher.progress"][0])
+        tensors, n = self._mapped(), len(self.plan.windows)
+        done = int(tensors["teacher.progress"][0])
+        if not 0 <= done <= n:
+            raise PyggmlError(
+                f"{self.unfinished}: says that {done:,} of {n:,} windows are done: {_INSTEAD}"
+            )
+        tensors["teacher.documents"][:] = self.plan.documents
+        tensors["teacher.documents"].flush()
+        return done
 
     def _mapped(self) -> dict[str, np.memmap[Any, Any]]:
         """The tensors of the unfinished file, to write to."""
-        wanted = {name: (dtype, shape) for name, dtype, shape in self.plan.tensors(self.k)}
-        with gguf.open(self.unfinished) as file:
-            about = {key: file.get(key) for key in self._metadata}
+        tensors = {name: (dtype, shape) for name, dtype, shape in self.plan.tensors(self.k)}
+        try:
+            file = gguf.open(self.unfinished)
+        except GGUFError as error:
+            raise PyggmlError(f"{error}: {_INSTEAD}") from None
+        with file:
+            others = [k for k, value in self._metadata.items() if not _is_same(file.get(k), value)]
             there = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
             offsets = {name: t.offset for name, t in file.tensors.items()}
-            about["teacher.temperature"] = round(float(about["teacher.temperature"] or 0), 6)
-        mine = {**self._metadata, "teacher.temperature": round(self._how[2], 6)}
-        if there != wanted or about != mine:
-            raise PyggmlError(
-                f"{self.unfinished}: was begun with another teacher, text or setting: remove it, "
-                "or name another output"
-            )
+        if others or there != tensors:
+            what = " and ".join(_WORDS[key] for key in others if key in _WORDS)
+            what = what or "teacher, text or setting"
+            raise PyggmlError(f"{self.unfinished}: was begun with another {what}: {_INSTEAD}")
         return {
             name: np.memmap(self.unfinished, dtype.numpy, "r+", offsets[name], shape)
-            for name, (dtype, shape) in wanted.items()
+            for name, (dtype, shape) in tensors.items()
             if 0 not in shape
         }
 
@@ -170,6 +183,15 @@ class Teaching:
     def finish(self) -> None:
         """Put the file in its place."""
         self.unfinished.replace(self.path)
+
+
+def _is_same(there: object, value: object) -> bool:
+    """Whether a value of a file is this one, but for the rounding of a float32."""
+    if type(there) is not type(value):
+        return False
+    if isinstance(there, float) and isinstance(value, float):
+        return abs(there - value) <= 1e-6 * abs(value)
+    return bool(there == value)
 
 
 def _note(tensors: dict[str, np.memmap[Any, Any]], done: int) -> None:
