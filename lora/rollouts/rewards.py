@@ -41,13 +41,17 @@ def is_reward(word: object) -> bool:
         return callable(word)
     match = _WORD.fullmatch(word)
     try:
-        return match is not None and float(match["weight"] or 1) != 0
+        return match is not None and 0 < abs(float(match["weight"] or 1)) < np.inf
     except ValueError:
         return False
 
 
 class RewardFault(PyggmlError):
     """A function that gives no reward."""
+
+
+class _NoNumber(Exception):
+    """What a function returns is no reward; in words."""
 
 
 class _TimeOver(BaseException):
@@ -89,25 +93,18 @@ class Reward:
         began = time.monotonic()
         try:
             with _at_most(seconds):
-                value = self._call(row, text)
+                number = self._call(row, text)
         except _TimeOver:
             raise RewardFault(f"{where} took longer than {seconds:g} s") from None
-        except Exception as error:  # whatever another's program raises
-            raise RewardFault(f"{where} raised {type(error).__name__}: {error}") from error
+        except _NoNumber as fault:
+            raise RewardFault(f"{where} returned {fault}") from None
+        except (Exception, SystemExit) as error:  # whatever another's program raises
+            raise RewardFault(f"{where} raised {_words(error)}") from error
         if seconds and time.monotonic() - began > seconds:  # where no alarm could end it
             raise RewardFault(f"{where} took longer than {seconds:g} s")
-        if value is None:
-            return float("nan")
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            what = f"returned a {type(value).__name__}"
-            raise RewardFault(f"{where} {what}, wanted a number or None") from None
-        if not np.isfinite(number):
-            raise RewardFault(f"{where} returned {number}, wanted a finite number or None")
         return number
 
-    def _call(self, row: PromptRow, text: str) -> Any:
+    def _call(self, row: PromptRow, text: str) -> float:
         parameters = inspect.signature(self.function).parameters
         as_trl = "completions" in parameters
         completion: Any = text
@@ -120,7 +117,40 @@ class Reward:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             given = {name: value for name, value in given.items() if name in parameters}
         value = self.function(**given)
-        return value[0] if as_trl else value
+        return _number(_only(value) if as_trl else value)
+
+
+def _only(values: Any) -> Any:
+    """The reward of a list for the one answer that was given."""
+    try:
+        each = [*values]
+    except TypeError:
+        raise _NoNumber(f"a {type(values).__name__}, wanted a list with one reward") from None
+    if len(each) != 1:
+        raise _NoNumber(f"{len(each)} rewards of 1 answer, wanted one")
+    return each[0]
+
+
+def _number(value: Any) -> float:
+    """A reward as a number, NaN for None."""
+    if value is None:
+        return float("nan")
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        number = float(value)
+    except OverflowError:
+        raise _NoNumber("a number above all floats, wanted a finite number or None") from None
+    except (TypeError, ValueError):
+        raise _NoNumber(f"a {type(value).__name__}, wanted a number or None") from None
+    if not np.isfinite(number):
+        raise _NoNumber(f"{number}, wanted a finite number or None")
+    return number
+
+
+def _words(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 def _run_file(path: Path) -> tuple[Any, str]:
@@ -131,8 +161,8 @@ def _run_file(path: Path) -> tuple[Any, str]:
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever another's program raises
-        fault = f"{path} cannot be run: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # whatever another's program raises
+        fault = f"{path} cannot be run: {_words(error)}"
         raise ConfigError([("reward", fault)]) from error
     return module, digest
 

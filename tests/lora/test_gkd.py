@@ -6,7 +6,7 @@ import pytest
 from tiny_models import TOKENS, VOCABULARY, write_llama
 
 import pyggml
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, ModelError
 from pyggml.lora import (
     DataConfig,
     LoraConfig,
@@ -169,6 +169,10 @@ def test_what_does_not_serve_is_refused(trainer_of, folder, tmp_path):
     with pytest.raises(ConfigError, match=r"own_answers is 0.5, but .*has no answer, wanted"):
         trainer_of({"own_answers": 0.5}, rows=[{"prompt": "ab"}] * 6).reserve()
     trainer_of(rows=[{"prompt": "ab"}] * 6).reserve()
+    keys = VOCABULARY | {"tokenizer.ggml.tokens": [*TOKENS[:9], "Ω", *TOKENS[10:]]}
+    other = write_llama(tmp_path / "other.gguf", len(TOKENS), 1, 3, keys=keys)
+    with pytest.raises(ModelError, match=r"other.gguf: has another vocabulary .*: token 9 is 'Ω' "):
+        trainer_of({"teacher": str(other)}).reserve()
     teacher = pyggml.load(folder / "teacher.gguf", compute="f32")
     texts = corpus_of_rows([{"text": "abab"}] * 4, teacher, DataConfig(ctx=CTX))
     teaching = Teaching(teacher, texts, tmp_path / "answers.gguf", 6)

@@ -184,7 +184,13 @@ def chat(completions): return [completions[0][0]["content"] == "hello"]
 def unjudged(completion): return None
 def raises(completion): return 1 / 0
 def nan(completion): return float("nan")
-def word(completion): return "good"
+def huge(completion): return 10**400
+def word(completion): return "1"
+def lists(completion): return [1.0]
+def none(completions): return []
+def two(completions): return [1.0, 2.0]
+def bare(completions): return 1.0
+def ends(completion): raise SystemExit("two\\nlines")
 def sleeps(completion):
     try:
         time.sleep(0.2)
@@ -220,7 +226,6 @@ def test_a_function_gets_what_it_asks_for(file):
     [
         ("raises", "raised ZeroDivisionError: division by zero"),
         ("nan", "returned nan, wanted a finite number or None"),
-        ("word", "returned a str, wanted a number or None"),
         ("sleeps", "took longer than 0.05 s"),
     ],
 )
@@ -239,6 +244,24 @@ def test_a_faulty_reward_is_told_by_row(trainer_of, file, name, fault):
     assert step.tally.n_judged == 0 and step.loss == 0
 
 
+@pytest.mark.parametrize(
+    "name, fault",
+    [
+        ("huge", "returned a number above all floats, wanted a finite number or None"),
+        ("word", "returned a str, wanted a number or None"),
+        ("lists", "returned a list, wanted a number or None"),
+        ("none", "returned 0 rewards of 1 answer, wanted one"),
+        ("two", "returned 2 rewards of 1 answer, wanted one"),
+        ("bare", "returned a float, wanted a list with one reward"),
+        ("ends", "raised SystemExit: two lines$"),
+        ("near", "raised TypeError: near.. missing 1 required positional argument: 'answer'"),
+    ],
+)
+def test_what_is_no_reward_is_told_by_row(file, name, fault):
+    with pytest.raises(RewardFault, match=f"p.jsonl: line 3: reward {name} {fault}"):
+        Reward.of(f"{file}:{name}")(PromptRow(PLACE, "how?"), "so")
+
+
 def test_a_call_that_takes_too_long_is_ended():
     late = []
 
@@ -252,13 +275,15 @@ def test_a_call_that_takes_too_long_is_ended():
 
 
 def test_what_is_no_function_is_refused(file, tmp_path, trainer_of):
-    for word in ("r.txt:length", f"{file}", f"{file}:length:0", f"{file}:length:x"):
+    for word in ("r.txt:length", f"{file}", *(f"{file}:length:{w}" for w in ("0", "x", "1e999"))):
         with pytest.raises(ConfigError, match="wanted FILE.py:FUNCTION"):
             objective_of("grpo", reward=(word,))
     broken = tmp_path / "b.py"
     broken.write_text("x = y\n")
+    (ended := tmp_path / "e.py").write_text("import sys; sys.exit(3)\n")
     for word, fault in (
         (f"{broken}:f", "cannot be run: NameError"),
+        (f"{ended}:f", "cannot be run: SystemExit: 3"),
         (f"{file}:no", "has no function no: it has length, near"),
         (f"{tmp_path}/none.py:f", "cannot be run: FileNotFoundError"),
     ):
