@@ -139,19 +139,6 @@ def test_texts_that_belong_together_come_near(model, tmp_path):
         find_nearest(trained, rows, Encoding(), 4, False)
 
 
-def test_a_resumed_run_is_the_whole_one(model, tmp_path):
-    data = read(model, val_split=0.2)
-    whole = run_of(model, data, max_steps=4)[1]
-    whole.run(progress=False)
-    settings = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every": 2, "max_steps": 4}
-    part = run_of(model, data, **settings)[1]
-    part.run(lambda e: part.stop() if getattr(e, "step", 0) == 2 else None, progress=False)
-    again = run_of(model, data, **settings)[1]
-    again.resume(tmp_path / "c")
-    again.run(progress=False)
-    assert again.history.losses == whole.history.losses and len(whole.history.validations) == 2
-
-
 def test_a_group_that_is_too_long_is_cut_or_refused(model):
     rows = [*ROWS, {"anchor": "x" * 50, "positive": "y" * 50, "negative": "z"}]
     with pytest.raises(DataError, match="row 9 has 104 tokens, wanted at most 41"):

@@ -22,7 +22,7 @@ from pyggml.lora.ranks.alone import Ranks
 from pyggml.lora.teacher import Teaching
 from pyggml.lora.trainer.losses import validation_loss
 
-from runs import state, steps
+from runs import steps
 
 CTX, MOST = 40, 6
 ROWS = [{"prompt": "ab" * (1 + i % 3) + str(i), "answer": "ba"[i % 2] * (1 + i)} for i in range(10)]
@@ -119,19 +119,6 @@ def test_rows_give_the_answers_that_the_student_does_not(trainer_of):
         groups = practice._groups(practice._sample(step, data, np.arange(6), ALONE, 1), 6)
         given += [[not g.answers[0].log_probs.any() for g in groups]]
     assert 0.3 < np.mean(given) < 0.7 and len({tuple(row) for row in given}) > 3
-
-
-@pytest.mark.parametrize("own", [1.0, 0.5])
-def test_a_resumed_run_is_a_whole_one(own, trainer_of, tmp_path):
-    objective = {"own_answers": own}
-    whole = trainer_of(objective)
-    whole.run(progress=False)
-    half = trainer_of(objective, checkpoint_dir=str(tmp_path))
-    half.run(lambda r: half.stop() if r.step == 2 else None, progress=False)
-    rest = trainer_of(objective, checkpoint_dir=str(tmp_path))
-    rest.resume(tmp_path)
-    rest.run(progress=False)
-    assert state(rest) == state(whole) and rest.history == whole.history
 
 
 def test_a_student_comes_nearer_to_its_teacher(trainer_of, folder):

@@ -22,7 +22,7 @@ from pyggml.lora.objectives.answers import answer_batches
 from pyggml.lora.objectives.choice import objective_of
 from pyggml.lora.ranks import ALONE
 
-from runs import state, steps
+from runs import steps
 
 CTX = 40
 RNG = np.random.default_rng(4)
@@ -287,32 +287,6 @@ def test_before_training_nothing_is_preferred(tiny):
     events = run(Trainer(*args, reference=model))
     assert events[0].loss == pytest.approx(np.log(2), abs=1e-6)
     assert events[0].rewards.margin == 0 and events[0].rewards.accuracy == 0
-
-
-@pytest.mark.parametrize("kind", list(SETTINGS))
-def test_a_resumed_run_and_one_of_other_threads_are_the_same_run(kind, trainer_of, tmp_path):
-    settings = {"epochs": 3, "grad_accum": 1, "batch": 2, "seed": 5}
-    whole = trainer_of(kind, **settings)
-    whole.run()
-    first = trainer_of(kind, **settings, checkpoint_dir=str(tmp_path))
-    first.run(lambda e: first.stop() if isinstance(e, StepReport) and e.step == 3 else None)
-    second = trainer_of(kind, **settings, checkpoint_dir=str(tmp_path), threads=1)
-    second.resume(tmp_path / "step-00000003.gguf")
-    assert second.run()
-    assert state(second) == state(whole)
-    assert second.history == whole.history
-
-
-@pytest.mark.parametrize("kind", ["dpo", "kto"])
-def test_accumulation_is_the_large_batch(kind, trainer_of):
-    one, many = (
-        trainer_of(kind, batch=b, grad_accum=a, max_steps=1, clip=0.0) for b, a in ((1, 3), (3, 1))
-    )
-    losses = [run(t)[0].loss for t in (one, many)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    np.testing.assert_allclose(
-        one.parameters.gradient, many.parameters.gradient, rtol=1e-3, atol=1e-6
-    )
 
 
 def test_another_objective_is_another_run(trainer_of, tmp_path):
