@@ -133,11 +133,11 @@ class Teaching:
         except GGUFError as error:
             raise PyggmlError(f"{error}: {_INSTEAD}") from None
         with file:
-            others = [k for k, value in self._metadata.items() if not _is_same(file.get(k), value)]
+            changed = [k for k, value in self._metadata.items() if not _is_same(file.get(k), value)]
             there = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
             offsets = {name: t.offset for name, t in file.tensors.items()}
-        if others or there != tensors:
-            what = " and ".join(_WORDS[key] for key in others if key in _WORDS)
+        if changed or there != tensors:
+            what = " and ".join(_WORDS[key] for key in changed if key in _WORDS)
             what = what or "teacher, text or setting"
             raise PyggmlError(f"{self.unfinished}: was begun with another {what}: {_INSTEAD}")
         return {
