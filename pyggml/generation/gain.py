@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _WEIGHT = 0.25  # of the newest time
-_KEPT = 256  # passes for which a time holds: the machine may have been busy
+_KEPT = 256  # the machine may have been busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,10 @@ class Offer:
 
 
 class PassCosts:
-    """Seconds of passes by their number of tokens."""
+    """Seconds of passes by their number of tokens. kept: passes for which a time holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._kept = kept
         self._seconds: dict[int, float] = {}
         self._last: dict[int, int] = {}  # number of the pass that was noted last, by size
         self._n = 0
@@ -44,7 +45,7 @@ class PassCosts:
 
     def seconds(self, n_tokens: int) -> float | None:
         """Of a pass of so many tokens; None before one was measured."""
-        if self._n - self._last.get(n_tokens, 0) > _KEPT:
+        if self._n - self._last.get(n_tokens, 0) > self._kept:
             self._seconds.pop(n_tokens, None)
         return self._seconds.get(n_tokens)
 

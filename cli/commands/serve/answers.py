@@ -17,6 +17,7 @@ from pyggml.generation.serving import ReadPrompt
 from pyggml.tokenizer import Tokenizer
 
 Object = dict[str, Any]
+_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(slots=True)
@@ -103,8 +104,7 @@ class AnswerForm(ABC):
 
     def event(self, part: Object) -> bytes:
         """Of a stream."""
-        text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
-        return f"data: {text}\n\n".encode()
+        return f"data: {_written(part)}\n\n".encode()
 
 
 class ReplyForm(AnswerForm):

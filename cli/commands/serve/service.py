@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -38,6 +40,30 @@ Told = Piece | ReadPrompt | Failure
 _LOG = logging.getLogger("pyggml.serve")
 
 
+class Mail:
+    """What the worker's thread tells, brought to the event loop once a pass: each time that the
+    loop is woken, both threads want the interpreter, and the model waits."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._letters: deque[tuple[Flow, int, Told]] = deque()
+
+    def post(self, flow: Flow, i: int, told: Told) -> None:
+        """In the worker's thread: something of answer i."""
+        flow.first = flow.first or time.monotonic()
+        self._letters.append((flow, i, told))
+
+    def deliver(self) -> None:
+        """In the worker's thread: have the loop take what was posted."""
+        if self._letters and self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._open)
+
+    def _open(self) -> None:
+        while self._letters:
+            flow, i, told = self._letters.popleft()
+            flow.take(i, told)
+
+
 @dataclass(slots=True)
 class Service:
     """A server's parts.
@@ -53,6 +79,7 @@ class Service:
     pooling    of embeddings; None: as the model's file says
     loading    the adapters that clients may load; None: none
     bodies     of requests, as they come
+    mail       what the worker tells
     """
 
     models: Mapping[str, Model]
@@ -67,9 +94,12 @@ class Service:
     pooling: str | None = None
     loading: Loading | None = None
     bodies: Bodies = field(init=False)
+    mail: Mail = field(init=False)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.limits.max_body, self.limits.max_bodies)
+        self.mail = Mail()
+        self.worker.after = self.mail.deliver
 
     def name(self, asked: str | None) -> str:
         """The name of the model that is to answer. Raises ApiError if there is none."""
@@ -165,7 +195,7 @@ class Service:
             )
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
-        return Flow(self.worker, requests)
+        return Flow(self.worker, self.mail, requests)
 
     def close(self) -> None:
         self.worker.close()
@@ -180,14 +210,16 @@ def _with_seed(how: Sampling, i: int) -> Sampling:
 class Flow:
     """The answers to one request, as they come from the worker's thread."""
 
-    def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
+    def __init__(self, worker: Worker, mail: Mail, requests: Sequence[Request]) -> None:
         """Submits the requests. Raises ApiError where too many wait."""
-        self._worker, self._loop = worker, asyncio.get_running_loop()
-        self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+        self._worker = worker
+        self._told = list[tuple[int, Told]]()
+        self._more = asyncio.Event()
         self.first: float | None = None  # time.monotonic() of the first token
         self.requests, self.completions = requests, [r.completion for r in requests]
+        mail.loop = asyncio.get_running_loop()
         for i, request in enumerate(requests):
-            request.tell = self._teller(i)
+            request.tell = partial(mail.post, self, i)
         try:
             worker.submit(requests)
         except Full as error:
@@ -196,13 +228,10 @@ class Flow:
         except WorkerClosed as error:
             raise ApiError(503, str(error), code="stopping") from None
 
-    def _teller(self, i: int) -> Callable[[Told], None]:
-        def tell(told: Told) -> None:
-            self.first = self.first or time.monotonic()
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._told.put_nowait, (i, told))
-
-        return tell
+    def take(self, i: int, told: Told) -> None:
+        """What was told of answer i."""
+        self._told.append((i, told))
+        self._more.set()
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Piece | ReadPrompt | None]]]:
         """What has come since the last time of answer i: its pieces, before them what was read of
@@ -212,9 +241,9 @@ class Flow:
         """
         left = len(self.requests)
         while left:
-            batch = [await self._told.get()]
-            while not self._told.empty():
-                batch.append(self._told.get_nowait())
+            await self._more.wait()
+            self._more.clear()
+            batch, self._told = self._told, []
             events = [(i, _piece(told, self.completions[i])) for i, told in batch]
             left -= sum(told is None or told.finish is not None for _, told in events)
             yield events

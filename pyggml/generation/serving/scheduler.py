@@ -1,8 +1,9 @@
 """Which tokens of which requests go into the next pass through the model.
 
 A pass takes one token of every answer that is under way, and beside them a chunk of the prompts
-that are not read yet. The chunk is short while others write, so that a long prompt slows them down
-but does not stop them. Requests begin in the order in which they came, as slots become free.
+that are not read yet (pyggml.generation.serving.chunks), so that a long prompt slows those who
+write down but does not stop them. Requests begin in the order in which they came, as slots become
+free.
 
 In a deterministic batch the company of others changes no chunk: prompts are read one after the
 other, and each in the passes that it would have alone.
@@ -12,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 
@@ -20,13 +22,11 @@ from pyggml.generation import Batch, Piece, Slot
 from pyggml.generation.batch import check_shift
 from pyggml.generation.passes import MOST_TOKENS, in_whole_passes
 from pyggml.generation.sampler import logprobs
+from pyggml.generation.serving.chunks import PREFILL_READ, Chunks
 from pyggml.generation.serving.request import Failure, ReadPrompt, Request, RequestExpired
 from pyggml.generation.speculation import Speculator
 from pyggml.model import Model
 
-PREFILL = 512  # prompt tokens of a pass in which nobody writes
-PREFILL_BESIDE = 64  # in one in which somebody does
-PREFILL_READ = 64  # of a prompt whose own tokens are to be told: each takes a row of logits
 WORTH_WAITING = 32  # tokens of a prompt that another request is about to compute
 
 
@@ -48,6 +48,16 @@ class _Active:
     def reads(self) -> bool:
         """Whether the tokens of its prompt are to be told, and it is not read yet."""
         return self.request.n_likeliest is not None and not self.writes
+
+    @property
+    def n_left(self) -> int:
+        """How many tokens of its prompt are not read."""
+        return len(self.pending)
+
+    @property
+    def n_new(self) -> int:
+        """How many tokens of its prompt were not in the cache."""
+        return len(self.request.prompt) - self.request.n_cached
 
     def note(self, logits: np.ndarray) -> None:
         """Note the log-probabilities of the next tokens of the prompt, from logits (n, n_vocab)."""
@@ -72,6 +82,7 @@ class Scheduler:
             check_shift(batch.model, batch.n_ctx, n_keep)
         self._batch, self._n_keep = batch, n_keep
         self._speculator = Speculator(batch, draft)
+        self._chunks = Chunks()
         self._waiting: deque[Request] = deque()
         self._active: list[_Active] = []
 
@@ -104,14 +115,7 @@ class Scheduler:
         self._admit()
         if pieces := self._pieces():
             self._shift(pieces)
-            reading = {active.slot for active in pieces if active.reads}
-            fed = {active.slot: ids for active, ids in pieces.items()}
-            answers = {
-                active.slot: active.request.completion
-                for active, ids in pieces.items()
-                if len(ids) == len(active.pending) and not active.reads
-            }
-            of_slots = self._speculator.feed(fed, answers, reading)
+            of_slots = self._feed(pieces)
             for active, ids in pieces.items():
                 logits = of_slots[active.slot]
                 if active.reads:
@@ -121,6 +125,22 @@ class Scheduler:
                 if not len(active.pending):
                     self._take(active, logits)
         return bool(self._active or self._waiting)
+
+    def _feed(self, pieces: Mapping[_Active, np.ndarray]) -> dict[Slot, np.ndarray]:
+        """The logits of a pass (Speculator.feed), and how long it took."""
+        fed = {active.slot: ids for active, ids in pieces.items()}
+        answers = {
+            active.slot: active.request.completion
+            for active, ids in pieces.items()
+            if len(ids) == len(active.pending) and not active.reads
+        }
+        reading = {active.slot for active in pieces if active.reads}
+        start = perf_counter()
+        logits = self._speculator.feed(fed, answers, reading)
+        n_writing = sum(len(ids) for active, ids in pieces.items() if active.writes)
+        n_tokens = sum(map(len, pieces.values()))
+        self._chunks.note(n_writing, n_tokens, perf_counter() - start)
+        return logits
 
     def fail(self, error: Exception) -> None:
         """End every request with this error."""
@@ -185,20 +205,13 @@ class Scheduler:
     # -- a pass -----------------------------------------------------------------------------
 
     def _pieces(self) -> Mapping[_Active, np.ndarray]:
-        """The tokens of a pass: one of every answer, and of the prompts equal shares of a chunk."""
+        """The tokens of a pass: one of every answer, and a chunk of the prompts."""
         pieces = {active: active.pending for active in self._active if active.writes}
         reading = [active for active in self._active if not active.writes]
         if self._batch.deterministic:
             return pieces | {active: _next_alone(active) for active in reading[:1]}
-        left = PREFILL_BESIDE if pieces else PREFILL
-        n_told = sum(active.reads for active in reading)
-        for i, active in enumerate(reading):
-            share = left // (len(reading) - i)
-            if active.reads:
-                share = min(share, PREFILL_READ // n_told)
-            pieces[active] = active.pending[: max(1, share)]
-            left -= len(pieces[active])
-        return pieces
+        shares = self._chunks.shares(reading, sum(map(len, pieces.values())))
+        return pieces | {active: active.pending[:n] for active, n in shares.items()}
 
     def _shift(self, pieces: Mapping[_Active, np.ndarray]) -> None:
         """Make room in full contexts."""

@@ -67,6 +67,7 @@ class Worker:
 
     most    requests that may be under way or waiting
     begin   called first in that thread, as the number of threads is a setting of each thread
+    after   called there when all that a pass brought is told
     fault   why it has ended by itself
     """
 
@@ -74,6 +75,7 @@ class Worker:
         self, scheduler: Schedules, most: int, begin: Callable[[], None] = lambda: None
     ) -> None:
         self._scheduler, self._most, self._begin = scheduler, most, begin
+        self.after: Callable[[], None] = lambda: None
         self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._n_sent = 0  # submitted, and not taken from the inbox yet
@@ -152,7 +154,9 @@ class Worker:
             except Exception as error:  # a fault of the program ends requests, not the server
                 self._scheduler.fail(error)
                 idle = True
+            self.after()
         self._scheduler.fail(WorkerClosed("the server is stopping"))
+        self.after()
         for future, _ in self._calls:
             future.cancel()
         self._count()
