@@ -1,8 +1,10 @@
 """What `pyggml serve` costs through HTTP, beside `pyggml generate` in turns.
 
 usage: serving.py MODEL [--rounds 5] [--tokens 128] [--prompt 512] [--streams 8] [--threads N]
+       serving.py MODEL --against LLAMA_SERVER [--race 1 2 4 8 16 32] [--long 4096] [...]
 
-Prints a JSON line for each of
+The second one races it against llama-server (benchmarks/streams.py). The first one prints a JSON
+line for each of
 
 one      tokens a second of one stream; their ratio to those of generation in another process
 many     tokens a second of several streams; their ratio to those of one
@@ -39,6 +41,7 @@ from pyggml import load
 from pyggml.generation import Sampling, complete
 
 from machine import about
+from streams import race
 from turns import Runner
 
 SHORT = 1  # tokens of the prompts of streams whose speed is measured
@@ -167,7 +170,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--in-turns", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--against", help="the path of llama-server")
+    parser.add_argument("--race", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--long", type=int, default=4096)
     options = parser.parse_args()
+    if options.against:
+        race(options)
+        return
     if options.in_turns:
         generate(options)
         return

@@ -15,7 +15,7 @@ SLOWDOWN = 2.5
 PREFILL = 512  # prompt tokens of a pass in which nobody writes
 SHORT = 256  # tokens of prompts that are read at once
 PREFILL_READ = 64  # of a prompt whose own tokens are to be told: each takes a row of logits
-_SIZES = (8, 16, 32, 64, 128, 256, 512)  # tokens of a pass; each is bound when it first runs
+_SIZES = (16, 32, 64, 128, 256, 512)  # tokens of a pass; each is bound when it first runs
 _ALWAYS = 1 << 62
 
 
