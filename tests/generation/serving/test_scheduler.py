@@ -118,7 +118,9 @@ def test_a_long_prompt_stops_nobody_who_writes(batch):
         scheduler.step()
         n_steps += 1
         assert len(told) == n_steps + 1, "a token in every pass"
-    assert n_steps > 1 and sorted(batch.fed[1].values()) == [1, 15], "the least until it is measured"
+    assert n_steps > 1 and sorted(batch.fed[1].values()) == [1, 15], (
+        "the least until it is measured"
+    )
 
 
 def test_a_short_prompt_is_read_at_once(batch):
@@ -139,7 +141,7 @@ class Reading:
 
 
 def test_a_chunk_is_as_long_as_streams_can_bear():
-    """A pass of 4 answers takes 4 ms, each token of a prompt 0.05 ms more: 64 are 7, 128 above 10."""
+    """Passes of 4 answers take 4 ms, each token of a prompt 0.05 ms more: 64 7 ms, 128 above 10."""
     chunks, long = Chunks(), Reading(10_000)
     sizes = []
     for _ in range(20):
