@@ -46,7 +46,7 @@ _COMMON = (
     *("checkpoint_dir", "resume", "config", "dry_run"),
 )
 _RANKS = (8, 64)  # the least and the most by size
-_RATES = {ADAPTERS: 1e-3, FULL: 1e-4}  # of learning
+_RATE = 1e-3  # of learning, of an adapter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,13 +148,13 @@ def _defaults(settings: Mapping[str, Any], original: Path) -> dict[str, Any]:
     if settings["objective"] != SFT.name:
         defaults |= {"objective": Distill.name, "teacher": str(original), "hard_weight": 0.0}
     if settings["what"] == FULL:
-        defaults |= {"original": original, "lr": _RATES[FULL]}
+        defaults["original"] = original
     elif settings["what"] != SCALES:
         rank = settings["lora_rank"]
         if rank is None and settings["model"] is not None:
             rank = _rank(model_file(settings["model"]))
         defaults |= {"original": original, "lora_init": "loftq", "lora_rank": rank}
-        defaults |= {"lora_alpha": rank, "lr": _RATES[ADAPTERS]}
+        defaults |= {"lora_alpha": rank, "lr": _RATE}
     return {name: value for name, value in defaults.items() if settings.get(name) is None}
 
 
@@ -191,8 +191,7 @@ _DEFAULTS = {name: f"{value}" for name, value in Distill.defaults.items()} | {
     "lora_rank": _BY_SIZE,
     "lora_alpha": "the rank",
     "warmup_ratio": "none",
-    "lr": f"{_RATES[ADAPTERS]:g} of an adapter, {_RATES[FULL]:g} of all weights, of scales by the "
-    "bits of a weight",
+    "lr": f"{_RATE:g} of an adapter, else by the bits of a weight",
 }
 _HELP = {
     "what": "what is trained: an adapter; scales, those of the model's blocks; or full, all that "

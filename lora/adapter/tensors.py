@@ -38,6 +38,9 @@ from pyggml.requantize import Numbers, PackingLosses, needs_importance, rewrite,
 
 SCALES = ".scales"
 _RATE = 0.05  # of a weight of 0 bits: each bit halves the error of packing, and with it the step
+# Of all numbers in blocks: below so many bits of a weight the first, else the second. A higher one
+# makes blocks of 4 bits worse than they were: most changes of codes are then the gradient's noise.
+_PACKED_RATES, _FEW_BITS = (1e-4, 2e-5), 4
 _FLOATS = (F32, F16, BF16)
 
 
@@ -138,15 +141,15 @@ def train_packed(
     weights, own = model.parts.weights, model.file.tensors
     chosen, _, faults = _chosen(model, patterns)
     _refuse(faults)
-    types = types_of(model.file, file_type) if file_type else {n: own[n].dtype for n in weights}
+    types = types_of(model.file, file_type)
+    to_pack = [n for n in weights if n not in chosen and types[n] is not own[n].dtype]
     about = {"train_tensors": list(patterns), "qat": file_type or "the file's types"}
     of_blocks = {name: types[name] for name in chosen if types[name] is not F32}
-    _check_packers(of_blocks, file_type)
+    _check_packers({n: types[n] for n in [*of_blocks, *to_pack]}, file_type)
     parameters = Parameters({n: weights[n].shape for n in chosen}, about, types=of_blocks)
     for name, t in parameters.tensors.items():
         write(t, _start(weights[name], name, original))
     parameters.pack(model.devices)
-    to_pack = [n for n in weights if n not in chosen and types[n] is not own[n].dtype]
     rest = {name: _as_type(weights[name], types[name]) for name in to_pack}
     numbers = {n: partial(_numbers, t) for n, t in parameters.operands.items()}
     return TrainedTensors(
@@ -155,6 +158,7 @@ def train_packed(
         [f"{_count(len(chosen), 'tensor')} of the model, read as {_kinds(parameters.operands)}"],
         changed={name: n for name, n in numbers.items() if name not in of_blocks},
         blocks={name: n for name, n in numbers.items() if name in of_blocks},
+        rate=_PACKED_RATES[_bits(parameters.operands.values()) >= _FEW_BITS],
         file_type=file_type,
     )
 
@@ -162,7 +166,10 @@ def train_packed(
 def _check_packers(types: Mapping[str, DType], file_type: str | None) -> None:
     """QuantError for tensors whose types are packed by the importance of columns alone."""
     if lack := [n for n, d in types.items() if needs_importance(n, d.name, file_type)]:
-        why = f"{types[lack[0]]} is packed by an importance matrix alone, and training has none"
+        why = (
+            f"{types[lack[0]]} is packed by an importance matrix alone, and training has none; "
+            "files of Q2_K, Q3_K_M or IQ4_XS need none"
+        )
         raise QuantError([f"{first_names(lack, 3)}: {why}"])
 
 

@@ -91,7 +91,7 @@ def rewrite(
     _check_target(file, Path(target))
     _check_base(file, base)
     sums = importance.sums if importance else _NONE
-    wanted = _types(file, file_type, importance is not None)
+    wanted = types_of(file, file_type, importance is not None)
     plan = _Plan(file, wanted, changed, sums, rounding, base, blocks)
     faults = [*_misfits(file, importance), *_lacks_importance(plan.new_types, file_type, sums)]
     faults += _unknown_rounding(rounding)
@@ -105,18 +105,6 @@ def rewrite(
     ]
     gguf.write(target, _metadata(file, file_type, importance, metadata), tensors)
     return PackingLosses(losses)
-
-
-def types_of(
-    file: gguf.GGUFFile, file_type: str, importance: ImportanceMatrix | None = None
-) -> dict[str, DType]:
-    """The type of each tensor of a model in a file of this type. Raises QuantError and ModelError
-    as `rewrite`."""
-    types = _types(file, file_type, importance is not None)
-    new = {name: d for name, d in types.items() if d is not file.tensors[name].dtype}
-    if faults := _lacks_importance(new, file_type, importance.sums if importance else _NONE):
-        raise QuantError(faults, f"{file.path}: ")
-    return types
 
 
 def _checked(
@@ -197,8 +185,11 @@ def _misfits(file: gguf.GGUFFile, importance: ImportanceMatrix | None) -> list[F
     return [*wrong[:1]]
 
 
-def _types(file: gguf.GGUFFile, file_type: str | None, has_importance: bool) -> dict[str, DType]:
-    """The type of each tensor in the new file."""
+def types_of(
+    file: gguf.GGUFFile, file_type: str | None, has_importance: bool = False
+) -> dict[str, DType]:
+    """The type of each tensor of a model in a file of this type; None: its own. Whether importance
+    lacks is not looked at. Raises QuantError and ModelError as `rewrite`."""
     if file_type is None:
         return {name: info.dtype for name, info in file.tensors.items()}
     if file_type not in FILE_TYPES:

@@ -11,12 +11,14 @@ from tiny_models import scaled, write
 import pyggml
 from pyggml import gguf
 from pyggml.errors import AdapterError, QuantError
+from pyggml.graph.arrays import read
 from pyggml.lora import TrainConfig, Trainer, loss_and_grads, train_packed, train_tensors
 from pyggml.ops.loss.loss import cross_entropies
 from pyggml.quants import quantize
-from pyggml.requantize import requantize
+from pyggml.requantize import FILE_TYPES, requantize
 
 from measures import nmse
+from peers.files import GOLDEN
 from peers.trial import llama_cpp_logits
 from runs import steps
 
@@ -32,8 +34,8 @@ def wide(tmp_path_factory):
     return write(path, sizes=sizes, n_vocab=48, numbers=scaled)
 
 
-def run_of(path, corpus, load=None, **settings):
-    trained = train_packed(pyggml.load(path, **(load or {})), ["*"], "Q4_0")
+def run_of(path, corpus, load=None, file_type="Q4_0", **settings):
+    trained = train_packed(pyggml.load(path, **(load or {})), ["*"], file_type)
     config = TrainConfig(**{"lr": 0.01, "epochs": 2, "warmup_steps": 0, **settings})
     return trained, Trainer(trained.model, trained.parameters, corpus, config)
 
@@ -42,6 +44,7 @@ def run_of(path, corpus, load=None, **settings):
 def test_untrained_it_is_the_packed_file_byte_for_byte(wide, tmp_path, file_type):
     requantize(wide, tmp_path / "plain.gguf", file_type)
     trained = train_packed(pyggml.load(wide), ["*"], file_type)
+    assert trained.rate == (1e-4 if file_type == "Q2_K" else 2e-5)
     trained.save(tmp_path / "trained.gguf")
     assert filecmp.cmp(tmp_path / "plain.gguf", tmp_path / "trained.gguf", shallow=False)
     logits = pyggml.load(tmp_path / "plain.gguf").logits(TOKENS)
@@ -61,21 +64,29 @@ def test_gradients_are_those_of_the_numbers_in_the_blocks(tiny_tied, tmp_path):
         assert np.abs(grads[name] - g).max() < 1e-4 * np.abs(g).max(), name
 
 
-def test_a_run_lowers_the_loss_and_its_file_has_the_packer_s_bytes(tiny, corpus_of, tmp_path):
-    before, events = tiny.read_bytes(), []
-    trained, trainer = run_of(tiny, corpus_of(10), epochs=5)
+@pytest.mark.parametrize(
+    ("experts", "file_type", "n_types"), [(False, "Q4_0", 3), (True, "Q4_K_M", 4)]
+)
+def test_a_run_lowers_the_loss_and_its_file_has_the_bytes_that_it_read(
+    tiny, corpus_of, tmp_path, experts, file_type, n_types
+):
+    path = GOLDEN / "qwen3moe.gguf" if experts else tiny
+    before, events = path.read_bytes(), []
+    trained, trainer = run_of(path, corpus_of(10), file_type=file_type, epochs=5)
     trainer.run(events.append)
     made = steps(events)
     assert np.mean([e.loss for e in made[-5:]]) < np.mean([e.loss for e in made[:5]]) - 0.1
     trained.save(tmp_path / "m.gguf")
-    assert tiny.read_bytes() == before
+    assert path.read_bytes() == before
     logits = pyggml.load(tmp_path / "m.gguf").logits(TOKENS)
     np.testing.assert_array_equal(logits, trained.model.logits(TOKENS))
     with gguf.open(tmp_path / "m.gguf") as file:
-        assert file.require("general.file_type", int) == 2
+        assert file.require("general.file_type", int) == FILE_TYPES[file_type].number
+        assert len({info.dtype for info in file.tensors.values()}) == n_types
         for name, t in trained.parameters.tensors.items():
-            d, found = file.tensors[name].dtype, np.ascontiguousarray(file.data(name))
-            assert found.tobytes() == quantize(np.array(t.data), d.name).tobytes(), name
+            d, blocks = file.tensors[name].dtype, file.data(name).tobytes()
+            assert blocks == read(trained.parameters.operands[name]).tobytes(), name
+            assert blocks == quantize(np.array(t.data), d.name).tobytes(), name
 
 
 def test_a_resumed_run_has_the_same_bits_with_any_threads(tiny, corpus_of, tmp_path):
@@ -130,9 +141,9 @@ def test_a_quantised_model_starts_from_its_original(tiny, tiny_tied, tmp_path):
 
 
 def test_what_cannot_be_packed_is_named(wide, tiny, tmp_path):
-    alone = "IQ2_XXS is packed by an importance matrix alone"
+    alone = "IQ2_XXS is packed by an importance matrix alone, and training has none"
     with pytest.raises(QuantError, match=alone):
-        train_packed(pyggml.load(wide), ["*"], "IQ2_XXS")
+        train_packed(pyggml.load(wide), ["*norm"], "IQ2_XXS")
     requantize(wide, tmp_path / "q.gguf", "IQ2_XXS", importance=random_importance(wide))
     with pytest.raises(QuantError, match=alone):
         train_packed(pyggml.load(tmp_path / "q.gguf"), ["*"])
