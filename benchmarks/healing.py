@@ -1,6 +1,7 @@
 """What healing gives back: a table of perplexities and divergences, by type and by what is trained.
 
-usage: healing.py ORIGINAL.gguf TEXT HELD_OUT [--types Q2_K,IQ2_XS] [--steps 120] [--folder FOLDER]
+usage: healing.py ORIGINAL.gguf TEXT HELD_OUT [--types Q2_K,IQ2_XS] [--what adapter,scales,full]
+       [--steps 120] [--folder FOLDER]
 
 The original is packed as each type (IQ2 and IQ1 by an importance matrix of TEXT), and `pyggml heal`
 trains an adapter for it, then its scales, then all weights (not of IQ types: that has no matrix) on
@@ -17,8 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ALL = "all weights"
-WHAT = {"adapter": [], "scales": ["--train", "scales"], ALL: ["--train", "full"]}
+WHAT = ("adapter", "scales", "full")  # of `pyggml heal --train`
 SETTINGS = "--batch 2 --ctx 256 --val-every 0 --val-windows 1000 --no-report --checkpoint-every 20"
 HEAD = "| type | | perplexity | KL from the original | of the gap closed |\n|---|---|---|---|---|"
 
@@ -44,13 +44,14 @@ def pack(original: Path, text: Path, kind: str, folder: Path) -> Path:
 
 def heal(options: argparse.Namespace, packed: Path, what: str) -> str:
     """What the command printed of its run, at the end of which the measures are."""
-    stem = options.folder / f"{packed.stem}-{what.replace(' ', '-')}"
+    stem = options.folder / f"{packed.stem}-{what}"
     said = stem.with_suffix(".txt")
     if not said.exists():
         files = ["--from", options.original, "-m", packed, "-f", options.text]
         files += ["--val-file", options.held_out, "-o", stem.with_suffix(".gguf"), "--force"]
         run = ["--max-steps", options.steps, "--checkpoint-dir", stem, "--resume", "auto"]
-        text = pyggml("heal", *files, *SETTINGS.split(), *run, *WHAT[what])
+        train = [] if what == "adapter" else ["--train", what]
+        text = pyggml("heal", *files, *SETTINGS.split(), *run, *train)
         said.write_text(text, "utf-8")
     return said.read_text("utf-8").rpartition("held out")[2]
 
@@ -63,7 +64,7 @@ def lines_of(kind: str, by_what: dict[str, str]) -> Iterator[str]:
         closed = {"healed": gap[0] if gap else "no gap"}
         for name in ("original", "quantised", "healed") if not i else ("healed",):
             figures = re.findall(r"\d+\.\d+ \[[^]]*\]", found[name])
-            called = f"healed, {what}" if name == "healed" else name
+            called = {"healed": f"healed, {what.replace('full', 'all weights')}"}.get(name, name)
             cells = [kind, called, *figures, *[""] * (2 - len(figures)), closed.get(name, "")]
             yield f"| {' | '.join(cells)} |"
 
@@ -73,6 +74,7 @@ def main() -> None:
     for name in ("original", "text", "held_out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--types", default="Q2_K,IQ2_XS")
+    parser.add_argument("--what", default=",".join(WHAT))
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--folder", type=Path, default=Path("healing"))
     options = parser.parse_args()
@@ -80,7 +82,7 @@ def main() -> None:
     print(HEAD)
     for kind in options.types.split(","):
         packed = pack(options.original, options.text, kind, options.folder)
-        rows = [what for what in WHAT if what != ALL or not kind.startswith("IQ")]
+        rows = [w for w in options.what.split(",") if w != "full" or not kind.startswith("IQ")]
         by_what = {what: heal(options, packed, what) for what in rows}
         print("\n".join(lines_of(kind, by_what)), flush=True)
 
