@@ -177,11 +177,12 @@ def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, n, settings):
 
 @needs("mpi4py")
 @needs_an_mpi
-@pytest.mark.parametrize("dying", [0, 2])
-def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path, dying):
+@pytest.mark.parametrize(("dying", "train"), [(0, "Q4_0"), (2, None)])
+def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path, dying, train):
     folder = tmp_path / "points"
     settings = {"model": str(tiny), "checkpoint_dir": str(folder), "checkpoint_every": 0}
-    whole = ranked_run.trainer_of(tiny)
+    settings["train"] = train
+    whole = ranked_run.trainer_of(tiny, train=train)
     whole.run()
     found, done = ranked(3, **settings, die=[dying, 4])
     assert found == [] and done.returncode != 0
@@ -194,7 +195,7 @@ def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path,
     wanted = ranked_run.outcome(whole)[:2]
     rest, done = ranked(2, **settings, resume=str(saved))
     assert [each["outcome"][:2] for each in rest] == [wanted] * 2, done.stderr
-    alone = ranked_run.trainer_of(tiny, resume=saved)
+    alone = ranked_run.trainer_of(tiny, resume=saved, train=train)
     alone.run()
     assert ranked_run.outcome(alone)[:2] == wanted
 
