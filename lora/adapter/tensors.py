@@ -1,7 +1,8 @@
 """Training without an adapter: a model's own floats, or the scales of its quantised blocks.
 
 train_tensors   norms, biases, an embedding, a small model: all numbers of the tensors
-train_packed    all numbers too, while the model reads them as the blocks that the file will hold
+train_packed    all numbers too, while the model reads them as the blocks that the file will hold;
+                gradients go straight through (Bengio et al. 2013, arXiv:1308.3432)
 train_scales    d(1 + u) in place of each float16 scale d of the blocks, u from 0; the whole numbers
                 stay. As the last phase of EfficientQAT (Chen et al. 2024, arXiv:2407.11062), with
                 minima trained too, and relative, so that one learning rate suits all scales
@@ -128,9 +129,8 @@ def train_packed(
 ) -> TrainedTensors:
     """Make all tensors trainable that match one of the patterns, for a file of another type.
 
-    The model reads them, and all others, as that file will hold them: packed anew after each
-    step, from float32 numbers which get the gradient of what was read (the straight-through
-    estimator; Bengio et al. 2013, arXiv:1308.3432).
+    The model reads them, and all others, as that file will hold them: packed anew after each step,
+    from float32 numbers which get the gradient of what was read (straight-through estimator).
 
     file_type   of the file, such as Q4_K_M; None: every tensor keeps the type it has
     original    the model before quantising, whose numbers training starts from
@@ -144,21 +144,21 @@ def train_packed(
     types = types_of(model.file, file_type)
     to_pack = [n for n in weights if n not in chosen and types[n] is not own[n].dtype]
     about = {"train_tensors": list(patterns), "qat": file_type or "the file's types"}
-    of_blocks = {name: types[name] for name in chosen if types[name] is not F32}
+    of_blocks = {n: types[n] for n in chosen if types[n] is not F32}
     _check_packers({n: types[n] for n in [*of_blocks, *to_pack]}, file_type)
     parameters = Parameters({n: weights[n].shape for n in chosen}, about, types=of_blocks)
     for name, t in parameters.tensors.items():
         write(t, _start(weights[name], name, original))
     parameters.pack(model.devices)
-    rest = {name: _as_type(weights[name], types[name]) for name in to_pack}
-    numbers = {n: partial(_numbers, t) for n, t in parameters.operands.items()}
+    operands = parameters.operands
+    rest = {n: _as_type(weights[n], types[n]) for n in to_pack}
     return TrainedTensors(
-        _with(model, rest | parameters.operands),
+        _with(model, rest | operands),
         parameters,
-        [f"{_count(len(chosen), 'tensor')} of the model, read as {_kinds(parameters.operands)}"],
-        changed={name: n for name, n in numbers.items() if name not in of_blocks},
-        blocks={name: n for name, n in numbers.items() if name in of_blocks},
-        rate=_PACKED_RATES[_bits(parameters.operands.values()) >= _FEW_BITS],
+        [f"{_count(len(chosen), 'tensor')} of the model, read as {_kinds(operands)}"],
+        changed={n: partial(_numbers, operands[n]) for n in chosen if n not in of_blocks},
+        blocks={n: partial(_numbers, operands[n]) for n in of_blocks},
+        rate=_PACKED_RATES[_bits(operands.values()) >= _FEW_BITS],
         file_type=file_type,
     )
 
