@@ -13,6 +13,9 @@ sft         one step after the other of a run of its own, whose windows are thos
 distill     the same, and a teacher (by default the model itself) reads the windows
 gkd         four answers to a prompt, of as many tokens in all, are sampled; the teacher reads them
 grpo        they are sampled and rewarded by their length
+classify    eight texts to a window, whose labels are learned
+embed       eight texts to a window, in pairs
+heal        as distill, and the scales of the blocks are trained in the place of an adapter
 
 Prints a JSON line for each. `ratio` is the median over the rounds of a step's time to that of the
 plain step of its round, whose order is random. Steps of one kind differ by more than 1 %, so `host`
@@ -20,7 +23,7 @@ is measured too: the seconds of a step in which a batch is made and a report rec
 many. `host_cost` is what of it is above plain, as a share of the plain step. Of objectives `ratio`
 is that of the medians to sft's, `learned` the tokens of a step that are learned, which an answer
 that ends early lessens, and `bytes` those of graphs, adapter and moments. `gkd` and `grpo` need a
-model with a vocabulary, and are left out with a line otherwise.
+model with a vocabulary, and `heal` one that is quantised: they are left out with a line otherwise.
 """
 
 from __future__ import annotations
@@ -38,26 +41,34 @@ from time import perf_counter
 import numpy as np
 
 import pyggml
-from pyggml.errors import TokenizerError
+from pyggml.errors import AdapterError, TokenizerError
 from pyggml.lora import (
     Corpus,
     Dataset,
     LoraConfig,
     Report,
+    RunMemory,
     StepReport,
     TrainConfig,
     Trainer,
     attach,
+    train_scales,
 )
 from pyggml.lora.data import PromptRow, RowPlace
+from pyggml.lora.data.groups import ANCHOR, POSITIVE
+from pyggml.lora.data.labels import Labels
 from pyggml.lora.data.prompts import Prompts
+from pyggml.lora.data.windows.batches import READS
+from pyggml.lora.objectives.classify import Classify
 from pyggml.lora.objectives.distill import Distill
+from pyggml.lora.objectives.embed import Embed
 from pyggml.lora.objectives.gkd import GKD
 from pyggml.lora.objectives.grpo import GRPO
 from pyggml.lora.objectives.objective import Objective
 from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.record import Recorder
 from pyggml.model import COMPUTE_TYPES, Model
+from pyggml.models.stack import LABELS
 
 from machine import about
 
@@ -65,6 +76,8 @@ N_WINDOWS = 4096
 N_DOCUMENTS = 4  # of a packed window
 REPEATS = 50  # of what only the host does
 N_ANSWERS, N_PROMPT = 4, 8  # answers to a prompt, and its tokens
+N_TEXTS = 8  # of a window, where texts have labels or belong together
+Run = tuple[Objective, Corpus]
 
 
 def windows(n_tokens: int, n_vocab: int) -> dict[str, Dataset]:
@@ -132,13 +145,35 @@ def prompts(n_tokens: int, n_vocab: int) -> Prompts:
     return Prompts(tokens, documents, rows=rows)
 
 
-def objectives(teacher: str, n_tokens: int) -> dict[str, Objective]:
+def texts(plain: Dataset, last: tuple[int, ...], learned: tuple[int, ...]) -> Dataset:
+    """N_TEXTS in each window, which end in these tokens in turn; `learned` are those of them that
+    are."""
+    n = plain.tokens.shape[1]
+    documents = np.arange(n, dtype=np.int32) * N_TEXTS // n
+    ends = np.flatnonzero(np.diff(documents, append=-1))
+    tokens, trained = plain.tokens.copy(), np.zeros(plain.tokens.shape, np.bool_)
+    tokens[:, ends] = np.resize(last, N_TEXTS)
+    trained[:, ends] = np.isin(tokens[:, ends], learned)
+    return Dataset(tokens, np.broadcast_to(documents, tokens.shape), trained)
+
+
+def objectives(options: argparse.Namespace, plain: Dataset, n_vocab: int) -> dict[str, Run]:
+    """Each with what it reads; `heal` trains scales."""
+    n_tokens, teacher = options.tokens, options.teacher or options.model
     sampled = {"answers": N_ANSWERS, "answer_tokens": n_tokens // N_ANSWERS - N_PROMPT}
+    text, asked = Corpus(plain, None), Corpus(prompts(n_tokens, n_vocab), None)
+    labels = Labels({"first": 3, "second": 4, "third": 5})
+    last = tuple(labels.tokens.values())
+    labelled = Corpus(texts(plain, last, last), None, about={LABELS: labels.text()})
+    pairs = texts(plain, (ANCHOR, POSITIVE), (ANCHOR,))
     return {
-        "sft": SFT(),
-        "distill": Distill(teacher=teacher),
-        "gkd": GKD(teacher=teacher, **sampled),
-        "grpo": GRPO(reward=(len_of,), **sampled),
+        "sft": (SFT(), text),
+        "distill": (Distill(teacher=teacher), text),
+        "gkd": (GKD(teacher=teacher, **sampled), asked),
+        "grpo": (GRPO(reward=(len_of,), **sampled), asked),
+        "classify": (Classify(), labelled),
+        "embed": (Embed(), Corpus(pairs, None, about={READS: Embed.rows})),
+        "heal": (Distill(teacher=teacher), text),
     }
 
 
@@ -151,22 +186,11 @@ def objective_costs(
 ) -> Iterator[dict[str, object]]:
     """The rows of objectives, each measured by a run of its own."""
     usual = 0.0
-    of_prompts = prompts(options.tokens, model.config.n_vocab)
-    for name, objective in objectives(options.teacher or options.model, options.tokens).items():
-        adapter = attach(model, LoraConfig(rank=8, alpha=16.0))
-        corpus = Corpus(of_prompts if objective.rows == "prompts" else plain, None)
-        config = TrainConfig(max_steps=1 + options.rounds, compute=options.compute)
-        trainer = Trainer(
-            adapter.model, adapter.parameters, corpus, config, objective, reference=model
-        )
+    for name, run in objectives(options, plain, model.config.n_vocab).items():
         reports = list[StepReport]()
         try:
-            memory = trainer.reserve()
-            trainer.run(
-                lambda e, to=reports: to.append(e) if isinstance(e, StepReport) else None,
-                progress=False,
-            )
-        except TokenizerError as error:
+            memory = measure(name, model, options, run, reports)
+        except (TokenizerError, AdapterError) as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         taken = median(report.seconds for report in reports[1:])  # the first may compile
@@ -178,6 +202,21 @@ def objective_costs(
             "learned": round(median(report.n_tokens for report in reports[1:])),
             "bytes": memory.arena + memory.parameters,
         }
+
+
+def measure(
+    name: str, model: Model, options: argparse.Namespace, run: Run, reports: list[StepReport]
+) -> RunMemory:
+    """Train some steps, which are reported; the memory of the run."""
+    objective, corpus = run
+    is_lora = name != "heal"
+    trained = attach(model, LoraConfig(rank=8, alpha=16.0)) if is_lora else train_scales(model)
+    config = TrainConfig(max_steps=1 + options.rounds, compute=options.compute)
+    parts = (trained.model, trained.parameters, corpus, config, objective)
+    trainer = Trainer(*parts, reference=model)
+    memory = trainer.reserve()
+    trainer.run(lambda e: reports.append(e) if isinstance(e, StepReport) else None, progress=False)
+    return memory
 
 
 def options_of_a_run() -> argparse.Namespace:
