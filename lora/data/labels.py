@@ -51,8 +51,10 @@ class Labels:
             not isinstance(tokens, dict)
             or not 2 <= len(tokens) <= MOST_LABELS
             or not all(type(token) is int and 0 <= token < n_vocab for token in tokens.values())
+            or len({*tokens.values()}) < len(tokens)
         ):
-            raise DataError(f"{LABELS} is no object of 2 to {MOST_LABELS} labels and their tokens")
+            wanted = f"no object of 2 to {MOST_LABELS} labels, each with a token of its own"
+            raise DataError(f"{LABELS} is {wanted}")
         return cls(tokens)
 
     @classmethod

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pyggml.chat.messages import BadValue
-from pyggml.errors import first_names
+from pyggml.errors import DataError, first_names
 from pyggml.look.confusion import Confusion
 from pyggml.lora.data import Encoding
 from pyggml.lora.data.classes import encode_class
@@ -38,10 +37,14 @@ def labels_of(models: Iterable[Model]) -> Labels | None:
     """The labels that an adapter of one of these models was trained with, or the model; None if
     none was. Raises DataError for a file that does not hold labels where it says so."""
     for model in models:
-        of_files: list[Any] = [p.labels for p in model.adapters[::-1] if isinstance(p, FilePairs)]
-        for text in (*of_files, model.file.get(LABELS)):
-            if text is not None:
+        of_files = [(p.name, p.labels) for p in model.adapters[::-1] if isinstance(p, FilePairs)]
+        for name, text in (*of_files, (model.file.path, model.file.get(LABELS))):
+            if text is None:
+                continue
+            try:
                 return Labels.read(text, model.config.n_vocab)
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from None
     return None
 
 

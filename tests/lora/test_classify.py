@@ -78,7 +78,7 @@ def test_a_label_has_the_first_token_that_no_other_has():
 def test_labels_of_a_file_are_checked():
     with pytest.raises(DataError, match="no object of 2 to 200 labels"):
         Labels.read('{"a": 1}')
-    for text in ("[1", '{"a": 1, "b": 400}', '{"a": 1, "b": true}', None):
+    for text in ("[1", '{"a": 1, "b": 1}', '{"a": 1, "b": 400}', '{"a": 1, "b": true}', None):
         with pytest.raises(DataError):
             Labels.read(text, 300)
     labels = Labels({"a": 3, "b": 1})
