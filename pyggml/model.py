@@ -59,7 +59,7 @@ from pyggml.models.metric import (
     metrics_of,
     texts_of,
 )
-from pyggml.models.stack import FilePairs, base_differences, missing
+from pyggml.models.stack import FilePairs, doubts
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
@@ -111,20 +111,8 @@ class Model:
     def with_adapter_files(self, *given: AdapterFile) -> Model:
         """The same with the updates of these files. Raises AdapterError as `load` does."""
         adapters = [read_weighted(one, self.parts) for one in given]
-        for name, lacks in missing(adapters).items():
-            words = ", ".join(below.word for below in lacks)
-            warnings.warn(
-                f"{name} was trained on top of {words}, which is not here (by its numbers and "
-                "weight): without it, it is not what was trained",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        for name, apart in base_differences(adapters, self.file).items():
-            warnings.warn(
-                f"{name} was trained on another model: {self.file.path.name} {apart}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        for doubt in doubts(adapters, self.file):
+            warnings.warn(doubt, RuntimeWarning, stacklevel=3)
         self.devices.hold(*(t for pairs in adapters for p in pairs.values() for t in (p.a, p.b)))
         return self.with_adapters(*adapters)
 

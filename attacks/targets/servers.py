@@ -26,15 +26,16 @@ def serve_app() -> Any:
     from pyggml.cli.commands.serve.chats import ChatWriter
     from pyggml.cli.commands.serve.limits import Limits
     from pyggml.cli.commands.serve.service import Service
+    from pyggml.cli.commands.serve.voices import Voice, Voices
     from pyggml.cli.web.guard import Access
     from pyggml.generation import Batch, Sampling
     from pyggml.generation.serving import Scheduler, Worker
 
-    base, limits = model(), Limits(parallel=2, max_tokens=2)
+    base, limits, voices = model(), Limits(parallel=2, max_tokens=2), Voices()
     worker = Worker(Scheduler(Batch(base, 2, 256)), limits.parallel + limits.queue)
-    chats = {"tiny": ChatWriter.of(find_template(base.tokenizer), base.tokenizer)}
-    service = Service({"tiny": base}, worker, chats, Sampling(), limits, 256)
-    return make_app(service, Access())
+    writer = ChatWriter.of(find_template(base.tokenizer), base.tokenizer)
+    voices.add("tiny", lambda: Voice("tiny", base, writer, 256))
+    return make_app(Service(voices, worker, Sampling(), limits), Access())
 
 
 def view_app() -> Any:

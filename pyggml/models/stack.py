@@ -135,6 +135,20 @@ def base_differences(adapters: Iterable[LoraPairs], file: gguf.GGUFFile) -> dict
     return {name: clause for name, clause in apart.items() if clause}
 
 
+def doubts(adapters: Iterable[LoraPairs], file: gguf.GGUFFile) -> list[str]:
+    """What says that adapters on the model in this file are not what was trained: sentences."""
+    adapters = tuple(adapters)
+    sentences = [
+        f"{name} was trained on top of {', '.join(below.word for below in lacks)}, which is not "
+        "here (by its numbers and weight): without it, it is not what was trained"
+        for name, lacks in missing(adapters).items()
+    ]
+    return sentences + [
+        f"{name} was trained on another model: {file.path.name} {apart}"
+        for name, apart in base_differences(adapters, file).items()
+    ]
+
+
 def missing(adapters: Iterable[LoraPairs]) -> Mapping[str, list[Below]]:
     """By the name of an adapter, what it stood on that is not among these with its weight."""
     files = [pairs for pairs in adapters if isinstance(pairs, FilePairs)]

@@ -110,7 +110,7 @@ def service(pyggml, monkeypatch):
 def ids_of(service, name, **more):
     body = {"messages": [user("Hi")], "model": name, **more}
     params = read_chat(body, service.sampling, service.limits)
-    return service.chat_prompts(params)[0].tolist()
+    return service.chat_prompts(service.voices[name], params)[0].tolist()
 
 
 def asked(model, template, names=""):
@@ -373,8 +373,9 @@ def test_the_printed_commands_read_what_was_measured(
         assert [words[0] for words in used] == ["chat", "serve"]
         assert talk(used[0])[0] == wanted
         served, _ = service(used[1])
-        assert ids_of(served, [*served.models][-1]) == wanted
-        n_below = len(served.models[[*served.models][-1]].adapters)
+        name = [*served.voices][-1]
+        assert ids_of(served, name) == wanted
+        n_below = len(served.voices[name].model.adapters)
         assert n_below == below + (output == "adapter")
     else:
         assert [words[0] for words in used] == ["generate"]

@@ -15,6 +15,7 @@ from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import read_chat
 from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.commands.serve.voices import Voice, Voices
 from pyggml.cli.terminal.prompts import read_prompts
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import DataError, TemplateError
@@ -110,9 +111,9 @@ class Ways:
 
     def serve(self, messages, tools):
         given = {"messages": messages[:-1]} | ({"tools": tools} if tools else {})
-        chats = {"m": ChatWriter.of(self.template, self.model.tokenizer)}
-        service = Service({"m": self.model}, None, chats, Sampling(), Limits(), 4096)
-        return service.chat_prompts(read_chat(given, Sampling(), Limits()))[0].tolist()
+        voice = Voice("m", self.model, ChatWriter.of(self.template, self.model.tokenizer), 4096)
+        params = read_chat(given, Sampling(), Limits())
+        return Service(Voices(), None, Sampling(), Limits()).chat_prompts(voice, params)[0].tolist()
 
     def generate(self, messages, tools):
         (chat,) = read_prompts([self.write(messages[:-1], tools)])

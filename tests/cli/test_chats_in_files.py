@@ -12,6 +12,7 @@ from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import read_chat
 from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.commands.serve.voices import Voice, Voices
 from pyggml.cli.terminal.show import printable
 from pyggml.cli.web.errors import ApiError
 from pyggml.generation import Sampling, Session
@@ -202,12 +203,12 @@ def test_what_is_no_conversation_is_told(talk, pyggml, path):
 
 def test_a_server_goes_on_with_the_last_message(path, encoder):
     model = library.load(path)
-    chats = {"m": ChatWriter.of(find_template(model.tokenizer), model.tokenizer)}
-    service = Service({"m": model}, None, chats, Sampling(), Limits(), 512)
+    writer = ChatWriter.of(find_template(model.tokenizer), model.tokenizer)
+    voice, service = Voice("m", model, writer, 512), Service(Voices(), None, Sampling(), Limits())
 
     def ids(**fields):
         given = read_chat({"messages": BEGUN, **fields}, Sampling(), Limits())
-        return service.chat_prompts(given)[0].tolist()
+        return service.chat_prompts(voice, given)[0].tolist()
 
     go_on = {"continue_final_message": True}
     assert ids(**go_on) == encoder.prompt(BEGUN, continues=True)

@@ -13,23 +13,25 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pyggml.chat.messages import BadValue
-from pyggml.cli.commands.serve.chats import ChatWriter
 from pyggml.cli.commands.serve.fields import Fields, brief, text
+from pyggml.cli.commands.serve.voices import Voice
 from pyggml.cli.web.errors import ApiError
+from pyggml.models.stack import doubts
 
 if TYPE_CHECKING:
     from pyggml.cli.commands.serve.service import Service
 
-_MOST = 64  # names of a server
+_MOST = 64  # loaded at once
 _MOST_WEIGHT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What may be loaded. folder: with the files; chats: what writes chats with an adapter."""
+    """What may be loaded. folder: with the files; voice: one with such a file, by name, of that of
+    its model, and the file with its weight."""
 
     folder: Path
-    chats: Callable[[Path], ChatWriter]
+    voice: Callable[[str, Voice, tuple[Path, float]], Voice]
 
     def file(self, name: str) -> Path:
         """A file of the folder. Raises BadValue for a name that leads out of it, or to no file."""
@@ -45,7 +47,7 @@ class AdapterRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._loaded = dict[str, str]()  # files of those that were loaded here, by name
+        self._loaded = dict[str, dict[str, str]]()  # those that were loaded here, by name
         self.routes = [
             Route("/v1/adapters", self.list, methods=["GET"]),
             Route("/v1/adapters", self.load, methods=["POST"]),
@@ -61,30 +63,34 @@ class AdapterRoutes:
     async def list(self, request: Request) -> Response:
         """Names and files of those that were loaded, and the files that can be."""
         files = sorted(path.name for path in self._loading.folder.glob("*.gguf"))
-        data = [{"id": name, "object": "adapter", "file": f} for name, f in self._loaded.items()]
+        data = [*self._loaded.values()]
         return JSONResponse({"object": "list", "data": data, "files": files})
 
     async def load(self, request: Request) -> Response:
-        """{"name", "file", "weight"}: from then on there is a model of this name."""
-        loading, service = self._loading, self._service
+        """{"name", "file", "weight", "model"}: from then on there is a model of this name."""
+        loading, voices = self._loading, self._service.voices
 
         def read(given: dict[str, Any]) -> dict[str, Any]:
             f = Fields(given)
             name = f.need("name", text, "")
             path = f.need("file", lambda value: loading.file(text(value)), Path())
             weight = f.take("weight", _weight, 1.0)
+            of = f.take("model", text, None)
             f.check()
-            if not name or name in service.models or len(service.models) >= _MOST:
-                said = "is there already" if name in service.models else "cannot be one more"
-                raise ApiError(409, f"{brief(name)} {said}, of at most {_MOST} models", "name")
-            base = next(iter(service.models.values()))
-            model, writer = base.with_adapter_files((path, weight)), loading.chats(path)
-            service.chats = {**service.chats, name: writer}
-            service.models = {**service.models, name: model}
-            self._loaded[name] = path.name
-            return {"id": name, "object": "adapter", "file": path.name}
+            if not name or name in voices or len(self._loaded) >= _MOST:
+                said = "is there already" if name in voices else "cannot be one more"
+                raise ApiError(409, f"{brief(name)} {said}, of at most {_MOST} adapters", "name")
+            base = voices.ask(of)
+            if base.model.adapters:
+                raise ApiError(400, f"model is {brief(of)}, which has adapters already", "model")
+            of = base.name
+            voice = voices.add(name, lambda: loading.voice(name, voices.ask(of), (path, weight)))
+            about = {"id": name, "object": "adapter", "file": path.name, "model": of}
+            self._loaded[name] = about
+            doubted = doubts(voice.model.adapters, voice.model.file)
+            return {**about, "warnings": doubted} if doubted else about
 
-        return JSONResponse(await service.bodies.read(request, read))
+        return JSONResponse(await self._service.bodies.read(request, read))
 
     async def drop(self, request: Request) -> Response:
         """Forget an adapter that was loaded here. Answers under way go on."""
@@ -94,11 +100,9 @@ class AdapterRoutes:
         return JSONResponse({"id": name, "object": "adapter", "deleted": True})
 
     def _drop(self, name: str) -> None:
-        service = self._service
         if self._loaded.pop(name, None) is None:
             raise ApiError(404, "no adapter of this name was loaded", "name", "model_not_found")
-        service.models = {n: model for n, model in service.models.items() if n != name}
-        service.chats = {n: writer for n, writer in service.chats.items() if n != name}
+        self._service.voices.drop(name)
 
 
 def _weight(value: Any) -> float:

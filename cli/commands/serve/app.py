@@ -27,6 +27,7 @@ from pyggml.cli.commands.serve.params import Params, TextParams, read_chat, read
 from pyggml.cli.commands.serve.response_answers import ResponseForm
 from pyggml.cli.commands.serve.responses import chat_of, echo_of
 from pyggml.cli.commands.serve.service import Flow, Service
+from pyggml.cli.commands.serve.voices import Voice
 from pyggml.cli.web.body import unless_gone
 from pyggml.cli.web.errors import HANDLERS, ApiError
 from pyggml.cli.web.guard import Access, Guard
@@ -83,6 +84,7 @@ class Asked:
     shown      control tokens whose names are part of answers
     """
 
+    voice: Voice
     params: Params
     prompts: Sequence[np.ndarray]
     form: AnswerForm
@@ -105,18 +107,20 @@ class ServeRoutes:
         return JSONResponse({"status": "ok", **counts})
 
     async def models(self, request: Request) -> Response:
-        data = [self._model(name) for name in self._service.models]
+        data = [self._model(name) for name in self._service.voices]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in self._service.models:
+        if name not in self._service.voices:
             raise ApiError(404, "there is no model of this name", "model", "model_not_found")
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
-        """created: when this server was started."""
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "pyggml"}
+        """created: when this server was started; status: as llama-server has it of several."""
+        status = "loaded" if self._service.voices.is_open(name) else "unloaded"
+        about = {"id": name, "object": "model", "created": self._created, "owned_by": "pyggml"}
+        return {**about, "status": {"value": status}}
 
     async def chat(self, request: Request) -> Response:
         def read(given: dict[str, Any]) -> Asked:
@@ -135,28 +139,29 @@ class ServeRoutes:
         """form_of: of the model's name, its tokenizer, and what makes readers of answers."""
         service = self._service
         params = read_chat(given, service.sampling, service.limits)
-        name, writer = service.name(params.model), service.chat_writer(params)
-        params = replace(params, how=writer.sampling(params))
-        prompts = service.chat_prompts(params)
-        reader = writer.reader(params, prompts[0])
-        form = form_of(name, service.model(name).tokenizer, reader)
-        return Asked(params.alone(), prompts, form, [""] * params.n, writer.shown)
+        voice = service.voices.ask(params.model)
+        params = replace(params, how=voice.chats.sampling(params))
+        prompts = service.chat_prompts(voice, params)
+        reader = voice.chats.reader(params, prompts[0])
+        form = form_of(voice.name, voice.model.tokenizer, reader)
+        return Asked(voice, params.alone(), prompts, form, [""] * params.n, voice.chats.shown)
 
     async def text(self, request: Request) -> Response:
         service = self._service
 
         def read(given: dict[str, Any]) -> Asked:
             params = read_text(given, service.sampling, service.limits)
-            name, prompts = service.name(params.model), service.text_prompts(params)
-            form = TextForm(name, service.model(name).tokenizer)
-            return Asked(params.alone(), prompts, form, _echo_texts(params, service))
+            voice = service.voices.ask(params.model)
+            prompts = service.text_prompts(voice, params)
+            form = TextForm(voice.name, voice.model.tokenizer)
+            return Asked(voice, params.alone(), prompts, form, _echo_texts(params, voice))
 
         return await self._answer(request, await service.bodies.read(request, read))
 
     async def _answer(self, request: Request, asked: Asked) -> Response:
         service, form = self._service, asked.form
         owner = None if service.limits.share_prompts else request.state.holder
-        flow = service.flow(asked.params, asked.prompts, owner, asked.shown)
+        flow = service.flow(asked.voice, asked.params, asked.prompts, owner, asked.shown)
         entry: Entry = request.state.entry
         entry.cost = partial(_cost, form.model, flow)
         if asked.params.stream:
@@ -169,11 +174,11 @@ class ServeRoutes:
         return JSONResponse(form.whole(choices, _usage(flow)))
 
 
-def _echo_texts(params: TextParams, service: Service) -> list[str]:
+def _echo_texts(params: TextParams, voice: Voice) -> list[str]:
     """What each answer begins with."""
     if not params.echo:
         return [""] * (len(params.prompts) * params.n)
-    tokenizer = next(iter(service.models.values())).tokenizer
+    tokenizer = voice.model.tokenizer
     texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in params.prompts]
     return [text for text in texts for _ in range(params.n)]
 

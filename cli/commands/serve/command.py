@@ -1,11 +1,11 @@
 """`pyggml serve`: the options, and what starts the server."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pyggml import Model, load
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.terminal.chat_templates import (
     chat_template_kwargs_option,
@@ -16,8 +16,10 @@ from pyggml.cli.terminal.generation import (
     sampling_options,
 )
 from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
     CONTROL_ALIASES,
+    MODEL_ALIASES,
     SETTINGS,
     Adapter,
     AdapterFile,
@@ -27,7 +29,6 @@ from pyggml.cli.terminal.options import (
     draft_option,
     given_settings,
     in_group,
-    model_option,
     pooling_option,
     settings_options,
 )
@@ -39,7 +40,6 @@ from pyggml.generation import Context
 
 _SERVER = in_group("server")
 Named = tuple[str, Adapter]
-Served = tuple[Model, tuple[Path, ...]]  # a model, and the files of its adapters
 
 
 class NamedAdapter(Reads, click.ParamType):
@@ -76,7 +76,21 @@ class NamedAdapter(Reads, click.ParamType):
         "PYGGML_API_KEY=secret pyggml serve -m model.gguf --host 0.0.0.0 --parallel 4",
     ],
 )
-@model_option
+@click.option(
+    "-m",
+    "--model",
+    type=MODEL,
+    **in_group("model", aliases=MODEL_ALIASES),
+    help="GGUF model, or OWNER/NAME:TYPE of the hub",
+)
+@click.option(
+    "--models",
+    type=InputPath(),
+    metavar="FOLDER",
+    **in_group("model", common=False),
+    help="serve the models of this folder by their names, beside that of -m or instead of it; each "
+    "is opened when it is asked for, and they take turns",
+)
 @click.option(
     "--lora",
     type=NamedAdapter(),
@@ -170,17 +184,23 @@ def command(**given: Any) -> int:
     check_control_layers(given["control_vector_layers"], given["control_vector"])
     given["api_key"] = (*given["api_key"], *keys_of(given["api_key_file"]))
     _check_access(given["host"], given["api_key"])
-    if given["adapters"] is not None and not given["adapters"].is_dir():
-        raise ConfigError([("adapters", f"is {given['adapters']}, wanted a folder")])
-    opened = listening(given["host"], given["port"])
-    with opened:
-        base = load(given["model"], compute=given["compute"], device=given["device"])
-        served = _models_by_name(
-            base, given["alias"] or in_characters(given["model"].stem), given["lora"]
-        )
+    for name in ("adapters", "models"):
+        if given[name] is not None and not given[name].is_dir():
+            raise ConfigError([(name, f"is {given[name]}, wanted a folder")])
+    _check_models(given)
+    with listening(given["host"], given["port"]) as opened:
         from pyggml.cli.commands.serve.startup import run
 
-        return run(opened, served, sampling, limits, context, given)
+        return run(opened, sampling, limits, context, given)
+
+
+def _check_models(given: Mapping[str, Any]) -> None:
+    """ConfigError without a model, and for what wants one of its own."""
+    if given["model"] is None and given["models"] is None:
+        raise ConfigError("no model is given, wanted -m FILE or --models FOLDER")
+    for name in ("lora", "control_vector", "draft", "alias") if given["model"] is None else ():
+        if given[name]:
+            raise ConfigError([(name, "belongs to one model, wanted -m FILE beside it")])
 
 
 def keys_of(path: Path | None) -> tuple[str, ...]:
@@ -207,17 +227,3 @@ def _check_access(host: str, keys: tuple[str, ...]) -> None:
         raise ConfigError(
             [("host", f"is {host}, where others can connect: wanted --api-key beside it")]
         )
-
-
-def _models_by_name(base: Model, name: str, lora: tuple[Named, ...]) -> dict[str, Served]:
-    """By name, the model without adapters first."""
-    files: dict[str, list[Adapter]] = {}
-    for adapter, file in lora:
-        files.setdefault(adapter, []).append(file)
-    if name in files:
-        raise ConfigError(f"--lora {name} has the name of the model itself, wanted another")
-    adapted = {
-        adapter: (base.with_adapter_files(*given), tuple(path for path, _ in given))
-        for adapter, given in files.items()
-    }
-    return {name: (base, ())} | adapted

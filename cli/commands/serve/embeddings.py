@@ -15,14 +15,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from pyggml.cli.commands.serve.answers import Usage
 from pyggml.cli.commands.serve.fields import Fields, flag, text, whole
+from pyggml.cli.commands.serve.journal import Cost
 from pyggml.cli.commands.serve.params import Prompt, read_prompts
 from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.commands.serve.voices import Voice
 from pyggml.cli.web.body import unless_gone
 from pyggml.cli.web.errors import ApiError, of_input, too_long
 from pyggml.errors import PyggmlError
 from pyggml.generation.serving import Full, WorkerClosed
-from pyggml.model import Model
 from pyggml.models.embedder import Embedder, in_passes
 from pyggml.models.texts import check_text
 
@@ -32,7 +34,7 @@ _RERANK = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")  # llama-serv
 
 @dataclass(frozen=True, slots=True)
 class EmbedParams:
-    model: str
+    voice: Voice
     texts: Sequence[np.ndarray]
     encodes: bool  # as base64 of little-endian float32
     dimensions: int | None
@@ -42,7 +44,7 @@ class EmbedParams:
 class RerankParams:
     """returns: documents come back beside their scores."""
 
-    model: str
+    voice: Voice
     documents: Sequence[str]
     texts: Sequence[np.ndarray]
     top_n: int
@@ -54,7 +56,6 @@ class EmbedRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._embedders: dict[tuple[str, bool], tuple[Model, Embedder]] = {}
 
     @property
     def routes(self) -> list[Route]:
@@ -63,7 +64,8 @@ class EmbedRoutes:
 
     async def embed(self, request: Request) -> Response:
         params = await self._service.bodies.read(request, self._read_embed)
-        embedder = self._embedder(params.model, ranks=False)
+        embedder = self._embedder(params.voice, ranks=False)
+        request.state.entry.cost = partial(_cost, params)
         vectors = await unless_gone(request, self._run(embedder, params.texts))
         n = len(vectors[0])
         if params.dimensions is not None and params.dimensions > n:
@@ -74,12 +76,13 @@ class EmbedRoutes:
             {"object": "embedding", "index": i, "embedding": _written(vector, params.encodes)}
             for i, vector in enumerate(vectors)
         ]
-        named = {"object": "list", "model": params.model, "data": data}
+        named = {"object": "list", "model": params.voice.name, "data": data}
         return JSONResponse({**named, **_usage(params.texts)})
 
     async def rerank(self, request: Request) -> Response:
         params = await self._service.bodies.read(request, self._read_rerank)
-        embedder = self._embedder(params.model, ranks=True)
+        embedder = self._embedder(params.voice, ranks=True)
+        request.state.entry.cost = partial(_cost, params)
         scores = await unless_gone(request, self._run(embedder, params.texts))
         order = sorted(range(len(scores)), key=lambda i: -float(scores[i][0]))[: params.top_n]
         results: list[dict[str, Any]] = [
@@ -87,7 +90,7 @@ class EmbedRoutes:
         ]
         for result in results if params.returns else ():
             result["document"] = {"text": params.documents[result["index"]]}
-        named = {"object": "list", "model": params.model, "results": results}
+        named = {"object": "list", "model": params.voice.name, "results": results}
         return JSONResponse({**named, **_usage(params.texts)})
 
     # -- requests ---------------------------------------------------------------------------------
@@ -95,62 +98,50 @@ class EmbedRoutes:
     def _read_embed(self, given: dict[str, Any]) -> EmbedParams:
         f = Fields(given)
         prompts: list[Prompt] = f.need("input", read_prompts, [])
-        name = self._service.name(f.take("model", text, None))
+        voice = self._service.voices.ask(f.take("model", text, None))
         f.only("encoding_format", ("float", "base64"), "wanted float or base64")
         encodes = given.get("encoding_format") == "base64"
         dimensions = f.take("dimensions", whole(1, 1 << 16), None)
         f.ignore("user")
         self._check_count(f, "input", prompts)
-        encode = partial(self._service.models[name].tokenizer.encode, parse_special=True)
+        encode = partial(voice.model.tokenizer.encode, parse_special=True)
         ids = [encode(p) if isinstance(p, str) else p for p in prompts]
-        return EmbedParams(name, self._checked(name, ids, "input"), encodes, dimensions)
+        return EmbedParams(voice, _checked(voice, ids, "input"), encodes, dimensions)
 
     def _read_rerank(self, given: dict[str, Any]) -> RerankParams:
         f = Fields(given)
         query = f.need("query", text, "")
         documents: list[str] = f.need("documents", _documents, [])
-        name = self._service.name(f.take("model", text, None))
+        voice = self._service.voices.ask(f.take("model", text, None))
         top_n = f.take("top_n", whole(1, 1 << 31), len(documents))
         returns = f.take("return_documents", flag, False)
         f.ignore("user")
         self._check_count(f, "documents", documents)
-        tokenizer = self._service.models[name].tokenizer
+        tokenizer = voice.model.tokenizer
         ids = [tokenizer.encode_pair(query, document) for document in documents]
-        return RerankParams(name, documents, self._checked(name, ids, "documents"), top_n, returns)
+        return RerankParams(voice, documents, _checked(voice, ids, "documents"), top_n, returns)
 
     def _check_count(self, f: Fields, name: str, given: Sequence[Any]) -> None:
         if len(given) > MOST_TEXTS:
             f.fault(name, f"has {len(given)}, wanted at most {MOST_TEXTS}")
         f.check()
 
-    def _checked(self, name: str, texts: Sequence[Any], param: str) -> list[np.ndarray]:
-        for ids in texts:
-            if len(ids) > self._service.n_ctx:
-                raise too_long(len(ids), self._service.n_ctx + 1, param)
-        config = self._service.models[name].config
-        try:
-            return [check_text(ids, config, f"{param} {i + 1}") for i, ids in enumerate(texts)]
-        except PyggmlError as error:
-            raise ApiError(400, str(error), param) from None
-
     # -- computing --------------------------------------------------------------------------------
 
-    def _embedder(self, name: str, ranks: bool) -> Embedder:
+    def _embedder(self, voice: Voice, ranks: bool) -> Embedder:
         """Raises ApiError for a model that gives no vectors, or no scores."""
-        service = self._service
-        model = service.controls.model(service.model(name), None)
-        of_model, embedder = self._embedders.get((name, ranks), (None, None))
-        if embedder is not None and of_model is model:
-            return embedder
+        if ranks in voice.embedders:
+            return voice.embedders[ranks]
+        model = voice.controls.model(voice.model, None)
         try:
-            embedder = model.embedder("rank" if ranks else service.pooling)
+            embedder = model.embedder("rank" if ranks else self._service.pooling)
         except PyggmlError as error:
             raise of_input(error) from None
         if embedder.ranks and not ranks:
-            raise ApiError(400, f"{name} gives scores, no vectors: wanted /v1/rerank", "model")
-        self._embedders[name, ranks] = model, embedder
-        for dropped in [key for key in self._embedders if key[0] not in service.models]:
-            del self._embedders[dropped]
+            raise ApiError(
+                400, f"{voice.name} gives scores, no vectors: wanted /v1/rerank", "model"
+            )
+        voice.embedders[ranks] = embedder
         return embedder
 
     async def _run(self, embedder: Embedder, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -172,6 +163,17 @@ class EmbedRoutes:
         return of_texts
 
 
+def _checked(voice: Voice, texts: Sequence[Any], param: str) -> list[np.ndarray]:
+    for ids in texts:
+        if len(ids) > voice.n_ctx:
+            raise too_long(len(ids), voice.n_ctx + 1, param)
+    config = voice.model.config
+    try:
+        return [check_text(ids, config, f"{param} {i + 1}") for i, ids in enumerate(texts)]
+    except PyggmlError as error:
+        raise ApiError(400, str(error), param) from None
+
+
 def _documents(value: Any) -> list[str]:
     return [text(item) for item in read_prompts(value)]
 
@@ -188,6 +190,10 @@ def _written(vector: np.ndarray, encodes: bool) -> str | list[float]:
     if encodes:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return [float(x) for x in vector]
+
+
+def _cost(params: EmbedParams | RerankParams) -> Cost:
+    return Cost(params.voice.name, Usage(sum(map(len, params.texts)), 0, 0), None, ())
 
 
 def _usage(texts: Sequence[np.ndarray]) -> dict[str, Any]:

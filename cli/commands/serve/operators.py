@@ -1,5 +1,6 @@
 """What operators ask, as of llama-server: tokens of texts, settings, slots, metrics."""
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -27,10 +28,6 @@ class OperatorRoutes:
             Route("/metrics", self.metrics),
         ]
 
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        return next(iter(self._service.models.values())).tokenizer
-
     async def tokenize(self, request: Request) -> Response:
         """A text → its ids; with_pieces: each with its text, or bytes that are no text."""
 
@@ -40,9 +37,9 @@ class OperatorRoutes:
             special = f.take("add_special", flag, False)
             parse = f.take("parse_special", flag, True)
             pieces = f.take("with_pieces", flag, False)
-            f.ignore("model")
+            name = f.take("model", text, None)
             f.check()
-            tokenizer = self._tokenizer
+            tokenizer = self._service.voices.ask(name).model.tokenizer
             ids = tokenizer.encode(content, add_special=special, parse_special=parse)
             return [{"id": id, "piece": _piece(tokenizer, id)} for id in ids] if pieces else ids
 
@@ -54,31 +51,32 @@ class OperatorRoutes:
         def read(given: dict[str, Any]) -> str:
             f = Fields(given)
             tokens: Any = f.need("tokens", anything, [])
-            f.ignore("model")
+            name = f.take("model", text, None)
             if not isinstance(tokens, list) or any(type(id) is not int for id in tokens):
                 f.fault("tokens", "is no list of whole numbers")
             f.check()
-            return self._tokenizer.decode(tokens, special=True)
+            return self._service.voices.ask(name).model.tokenizer.decode(tokens, special=True)
 
         return JSONResponse({"content": await self._service.bodies.read(request, read)})
 
     async def props(self, request: Request) -> Response:
-        service, tokenizer = self._service, self._tokenizer
-        name, chat = next(iter(service.chats.items()))
-        how = service.sampling
+        """Of the model that the query names: ?model=NAME."""
+        service, asked = self._service, request.query_params.get("model")
+        voice = await service.bodies.between(partial(service.voices.ask, asked))
+        how, chat = service.sampling, voice.chats
         numbers = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n")
         params = {field: getattr(how, field) for field in numbers}
         return JSONResponse(
             {
-                "model_alias": name,
-                "models": list(service.models),
+                "model_alias": voice.name,
+                "models": list(service.voices),
                 "build_info": f"pyggml {__version__}",
                 "total_slots": len(service.worker.slots),
-                "default_generation_settings": {"n_ctx": service.n_ctx, "params": params},
+                "default_generation_settings": {"n_ctx": voice.n_ctx, "params": params},
                 "chat_template": chat.encoder.template.source if chat.encoder else None,
                 "tool_calls": chat.calls.syntax.family if chat.calls else None,
                 "modalities": {"vision": False, "audio": False},
-                **tokenizer.special_texts(),
+                **voice.model.tokenizer.special_texts(),
             }
         )
 
@@ -87,7 +85,7 @@ class OperatorRoutes:
         slots = [
             {
                 "id": slot.number,
-                "n_ctx": self._service.n_ctx,
+                "n_ctx": slot.batch.n_ctx,
                 "n_past": slot.n_past,
                 "is_processing": slot.is_open,
             }
@@ -103,7 +101,7 @@ class OperatorRoutes:
             "answers_waiting": worker.n_waiting,
             "slots": len(worker.slots),
             "cache_tokens": cached,
-            "cache_share": cached / max(1, len(worker.slots) * self._service.n_ctx),
+            "cache_share": cached / max(1, sum(slot.batch.n_ctx for slot in worker.slots)),
         }
         return PlainTextResponse(self._service.journal.metrics(gauges), media_type=_METRICS)
 

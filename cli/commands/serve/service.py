@@ -1,4 +1,4 @@
-"""What the routes share: the models by name, the worker, and a request on its way through it."""
+"""What the routes share: the voices, the worker, and a request on its way through it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from pyggml.cli.commands.serve.adapters import Loading
-from pyggml.cli.commands.serve.chats import ChatWriter
-from pyggml.cli.commands.serve.controls import Controls
 from pyggml.cli.commands.serve.journal import Journal
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.params import ChatParams, Params, TextParams
+from pyggml.cli.commands.serve.voices import Voice, Voices
 from pyggml.cli.web.body import Bodies
-from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long, unknown_model
+from pyggml.cli.web.errors import ApiError, of_input, program_fault, too_long
 from pyggml.errors import ConfigError, FileChangedError, PyggmlError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.drafts import check_goes_back
@@ -33,7 +32,6 @@ from pyggml.generation.serving import (
     Worker,
     WorkerClosed,
 )
-from pyggml.model import Model
 from pyggml.models.build import expect_next_token
 
 Told = Piece | ReadPrompt | Failure
@@ -68,13 +66,10 @@ class Mail:
 class Service:
     """A server's parts.
 
-    models     name -> the model of that name; the first one answers where none is named
+    voices     what answers, by the names of models
     worker     computes
-    chats      name -> what writes its chats
     sampling   what a request's own fields stand in for
-    n_ctx      most tokens of a prompt and its answer
     shifts     whether an answer goes on where the context is full
-    controls   control vectors, which requests may name
     journal    what requests were answered
     pooling    of embeddings; None: as the model's file says
     loading    the adapters that clients may load; None: none
@@ -82,14 +77,11 @@ class Service:
     mail       what the worker tells
     """
 
-    models: Mapping[str, Model]
+    voices: Voices
     worker: Worker
-    chats: Mapping[str, ChatWriter]
     sampling: Sampling
     limits: Limits
-    n_ctx: int
     shifts: bool = False
-    controls: Controls = field(default_factory=Controls)
     journal: Journal = field(default_factory=Journal)
     pooling: str | None = None
     loading: Loading | None = None
@@ -101,63 +93,40 @@ class Service:
         self.mail = Mail()
         self.worker.after = self.mail.deliver
 
-    def name(self, asked: str | None) -> str:
-        """The name of the model that is to answer. Raises ApiError if there is none."""
-        name = next(iter(self.models)) if asked is None else asked
-        self.model(name)
-        return name
-
-    def model(self, name: str) -> Model:
-        """Raises ApiError for a name that is none, or none any more."""
-        models = self.models  # which may be others the next moment
-        if name not in models:
-            raise unknown_model(name, tuple(models))
-        return models[name]
-
-    def chat_writer(self, params: Params) -> ChatWriter:
-        """What writes the chats of the model that is to answer."""
-        return self.chats[self.name(params.model)]
-
-    def chat_prompts(self, params: ChatParams) -> list[np.ndarray]:
+    def chat_prompts(self, voice: Voice, params: ChatParams) -> list[np.ndarray]:
         """The prompt of a chat, n times. Raises ApiError, and TemplateError with what the template
         says of the messages."""
-        chats = self.chat_writer(params)
+        chats = voice.chats
         if chats.encoder is None:
             fault = f"{chats.fault} (--chat-template)"
             raise ApiError(400, fault, "messages", "no_chat_template")
-        self._compile(params)
+        _compile(voice, params)
         encoder = chats.encoder.with_names(params.names)
         ids = encoder.prompt(params.messages, params.tools, params.continues)
-        return [self._prompt_ids(ids, "messages")] * params.n
+        return [self._prompt_ids(voice, ids, "messages")] * params.n
 
-    def text_prompts(self, params: TextParams) -> list[np.ndarray]:
+    def text_prompts(self, voice: Voice, params: TextParams) -> list[np.ndarray]:
         """The prompts, each n times."""
-        self._compile(params)
-        tokenizer = next(iter(self.models.values())).tokenizer
+        _compile(voice, params)
+        tokenizer = voice.model.tokenizer
         encoded = [
             tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
             for prompt in params.prompts
         ]
-        checked = [self._prompt_ids(ids, "prompt") for ids in encoded]
+        checked = [self._prompt_ids(voice, ids, "prompt") for ids in encoded]
         return [ids for ids in checked for _ in range(params.n)]
 
-    def _compile(self, params: Params) -> None:
-        """Compile the answer's form here, in a thread that nobody waits for."""
-        try:
-            compile_form(params.how, self.model(self.name(params.model)).tokenizer)
-        except PyggmlError as error:
-            raise of_input(error) from None
-
-    def _prompt_ids(self, ids: Sequence[int], param: str) -> np.ndarray:
+    def _prompt_ids(self, voice: Voice, ids: Sequence[int], param: str) -> np.ndarray:
         if not ids:
             raise ApiError(400, "the prompt is empty, wanted at least one token", param)
-        most = min(self.n_ctx, (self.limits.max_prompt or self.n_ctx) + 1)
+        most = min(voice.n_ctx, (self.limits.max_prompt or voice.n_ctx) + 1)
         if len(ids) >= most:
             raise too_long(len(ids), most, param)
-        return next(iter(self.models.values())).check_tokens(ids)
+        return voice.model.check_tokens(ids)
 
     def flow(
         self,
+        voice: Voice,
         params: Params,
         prompts: Sequence[np.ndarray],
         owner: int | None = None,
@@ -168,10 +137,10 @@ class Service:
 
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
-        model = self.controls.model(self.model(self.name(params.model)), params.controls)
-        most = self.n_ctx if params.n_tokens is None else params.n_tokens
+        model = voice.controls.model(voice.model, params.controls)
+        most = voice.n_ctx if params.n_tokens is None else params.n_tokens
         most = min(most, self.limits.max_tokens or most)
-        room = None if self.shifts else self.n_ctx
+        room = None if self.shifts else voice.n_ctx
         try:
             expect_next_token(model.config)
             if params.how.ngram:
@@ -183,14 +152,13 @@ class Service:
         except PyggmlError as error:
             raise of_input(error) from None
         deadline = time.monotonic() + self.limits.timeout
-        n_likeliest = params.how.logprobs if params.tells_prompt else None
         requests = [
             Request(
                 prompt=prompt,
                 completion=completion,
                 model=model,
                 deadline=deadline,
-                n_likeliest=n_likeliest,
+                n_likeliest=params.how.logprobs if params.tells_prompt else None,
                 owner=owner,
             )
             for prompt, completion in zip(prompts, completions, strict=True)
@@ -200,6 +168,14 @@ class Service:
     def close(self) -> None:
         self.worker.close()
         self.bodies.close()
+
+
+def _compile(voice: Voice, params: Params) -> None:
+    """Compile the answer's form here, in a thread that nobody waits for."""
+    try:
+        compile_form(params.how, voice.model.tokenizer)
+    except PyggmlError as error:
+        raise of_input(error) from None
 
 
 def _with_seed(how: Sampling, i: int) -> Sampling:

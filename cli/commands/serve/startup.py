@@ -1,10 +1,13 @@
 """Starts the server and stops it; imported when it is needed, as the packages of the web are."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import pyggml.threads
 from pyggml import load
@@ -17,7 +20,8 @@ from pyggml.cli.commands.serve.controls import Controls
 from pyggml.cli.commands.serve.journal import Journal
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import Service
-from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template
+from pyggml.cli.commands.serve.voices import Voice, Voices
+from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
 from pyggml.cli.terminal.show import progress_lines, row, say, size
@@ -25,10 +29,13 @@ from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import LOOPBACK, Access
 from pyggml.cli.web.listening import is_loopback, url_of
 from pyggml.cli.web.server import most_connections, serve
-from pyggml.errors import ModelError, TemplateError
+from pyggml.errors import ConfigError, ModelError, PyggmlError, TemplateError
+from pyggml.files import in_characters
 from pyggml.generation import Batch, Context, Sampling
 from pyggml.generation.form import compile_form
-from pyggml.generation.serving import Idle, Scheduler, Worker
+from pyggml.generation.serving import Idle, Relay, Scheduler, Worker
+from pyggml.generation.serving.worker import Schedules
+from pyggml.heap import give_back
 from pyggml.model import Model
 
 MOST_CONNECTIONS = 1024  # or twice as many as there may be answers, if that is more
@@ -36,37 +43,120 @@ GRACE_SECONDS = 10  # for answers under way when the server is to stop
 _NOTE = b"\nstopping when the answers under way are done, after 10 s at most; again ends at once\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """Opens what is served, as the options say. given: all of them."""
+
+    given: Mapping[str, Any]
+    limits: Limits
+    context: Context
+    sampling: Sampling
+
+    def voices(self) -> Voices:
+        """The model with its adapters, open, and those of a folder, which are opened when they are
+        asked for. Raises as `voice` and `adapted`, and ConfigError for a name that is given twice
+        and for no model at all."""
+        voices, files = Voices(), dict[str, list[tuple[Path, float]]]()
+        if self.path is not None:
+            base = self.given["alias"] or in_characters(self.path.stem)
+            voices.add(base, partial(self.voice, base, self.path))
+        for name, file in self.given["lora"]:
+            files.setdefault(name, []).append(file)
+        for name, own in files.items():
+            if name in voices:
+                raise ConfigError(f"--lora {name} has the name of the model itself, wanted another")
+            voices.add(name, partial(self._on, voices, base, name, own))
+        if self.given["models"] is not None:
+            self._add_folder(voices, self.given["models"])
+        return voices
+
+    def _add_folder(self, voices: Voices, folder: Path) -> None:
+        """The models of a folder. A file that is none is named, and not offered."""
+        files = {self.path.resolve()} if self.path else set[Path]()
+        for path in sorted(folder.glob("*.gguf")):
+            name = in_characters(path.stem)
+            try:
+                file = self.voice(name, path).model.file.path.resolve()  # of parts the first
+            except PyggmlError as error:
+                row("skipped", f"{path.name}: {str(error).removeprefix(f'{path}: ')}")
+                continue
+            if file not in files and name in voices:
+                raise ConfigError([("models", f"has {path.name}, of a name that is there already")])
+            if file not in files:
+                voices.offer(name, partial(self.voice, name, path))
+            files.add(file)
+        if not voices:
+            raise ConfigError([("models", f"is {folder}, which has no model that can be served")])
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the model that is served whatever is asked for."""
+        path: Path | None = self.given["model"]
+        return path
+
+    def voice(self, name: str, path: Path) -> Voice:
+        """A model without adapters. Raises as `pyggml.load` does, and for what does not fit it."""
+        model = load(path, compute=self.given["compute"], device=self.given["device"])
+        compile_form(self.sampling, model.tokenizer)  # one that is none is refused now
+        choice = choose_template(model.tokenizer, (), self.given["chat_template"])
+        voice = Voice(name, model, _chats(model, choice.wanted, self.given), self._n_ctx(model))
+        if path == self.path:
+            vectors, layers = self.given["control_vector"], self.given["control_vector_layers"]
+            voice.controls = Controls.read(vectors, layers, model)
+        return voice
+
+    def adapted(self, name: str, base: Voice, *files: tuple[Path, float]) -> Voice:
+        """The same with adapters, which may carry a template."""
+        told, paths = self.given["chat_template"], [path for path, _ in files]
+        choice = choose_template(base.model.tokenizer, paths, told)
+        chats = _chats(base.model, choice.wanted, self.given)
+        return base.adapted(name, files, chats, choice.notes)
+
+    def _on(
+        self, voices: Voices, base: str, name: str, files: Sequence[tuple[Path, float]]
+    ) -> Voice:
+        return self.adapted(name, voices[base], *files)
+
+    def scheduler(self, model: Model) -> Scheduler:
+        """What answers requests of a model. Raises ModelError for an encoder: it answers none."""
+        context, limits = self.context, self.limits
+        base = model.with_adapters()
+        batch = Batch(
+            base, limits.parallel, self._n_ctx(model), context.cache_types, limits.deterministic
+        )
+        path = self.given["draft"] if model.file.path == self.path else None
+        draft = path and load(path, compute=self.given["compute"], device=self.given["device"])
+        return Scheduler(batch, context.n_keep, draft)
+
+    def _n_ctx(self, model: Model) -> int:
+        """As --ctx says; of the models of a folder at most what each has."""
+        if model.file.path == self.path:
+            return n_ctx_of(model, self.limits.ctx, CTX)
+        return n_ctx_of(model, None, self.limits.ctx or CTX)
+
+
 def run(
     listening: socket.socket,
-    served: Mapping[str, tuple[Model, tuple[Path, ...]]],
     sampling: Sampling,
     limits: Limits,
     context: Context,
     given: Mapping[str, Any],
 ) -> int:
-    """Serve until a signal comes; the exit code. served: by name, models and their adapters."""
-    models = {name: model for name, (model, _) in served.items()}
-    name, base = next(iter(models.items()))
-    n_ctx = n_ctx_of(base, limits.ctx, CTX)
-    compile_form(sampling, base.tokenizer)  # one that is none is refused now
-    schedule, room = _schedule(base, n_ctx, limits, context, given)
+    """Serve until a signal comes; the exit code. given: the options."""
+    opener = Opener(given, limits, context, sampling)
+    with progress_lines():
+        voices = opener.voices()
+        schedule = _say_served(opener, voices)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(schedule, limits.parallel + limits.queue, begin)
-    chosen = {
-        name: choose_template(model.tokenizer, adapters, given["chat_template"])
-        for name, (model, adapters) in served.items()
-    }
-    chats = {name: _chats(base, choice.wanted, given) for name, choice in chosen.items()}
-    controls = Controls.read(given["control_vector"], given["control_vector_layers"], base)
-    shifts = context.context_shift
     journal = Journal(say if given["log_requests"] else None)
-    service = Service(models, worker, chats, sampling, limits, n_ctx, shifts, controls, journal)
-    service.pooling, service.loading = given["pooling"], _loading(base, given)
-    has_chats = any(part.encoder for part in chats.values())
-    pages = page_routes(name, has_chats, sampling) if given["web"] else []
+    service = Service(voices, worker, sampling, limits, context.context_shift, journal)
+    service.pooling = given["pooling"]
+    if given["adapters"] is not None:
+        service.loading = Loading(given["adapters"], opener.adapted)
+    has_chats = bool(given["models"]) or any(voice.chats.encoder for voice in voices.values())
+    pages = page_routes(next(iter(voices)), has_chats, sampling) if given["web"] else []
     with progress_lines():
-        _say_served(chosen, controls)
-        row("cache", room)
         url = url_of(listening)
         row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
     app = make_app(service, _access(given), pages)
@@ -77,40 +167,52 @@ def run(
     return STOPPED
 
 
-def _schedule(
-    base: Model, n_ctx: int, limits: Limits, context: Context, given: Mapping[str, Any]
-) -> tuple[Scheduler | Idle, str]:
-    """What answers requests, and what is said of its memory. An encoder answers none."""
-    try:
-        batch = Batch(base, limits.parallel, n_ctx, context.cache_types, limits.deterministic)
-    except ModelError as error:
-        return Idle(error), "none: it embeds texts and writes none"
-    room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
-    path = given["draft"]
-    draft = path and load(path, compute=given["compute"], device=given["device"])
-    return Scheduler(batch, context.n_keep, draft), f"{size(batch.memory.n_bytes)}: {room}"
-
-
-def _say_served(chosen: Mapping[str, TemplateChoice], controls: Controls) -> None:
-    """The model, its adapters and what is said of their templates, the control vectors."""
-    for i, (name, choice) in enumerate(chosen.items()):
-        row("adapter" if i else "model", name)
-        for text in choice.notes if i else ():
+def _say_served(opener: Opener, voices: Voices) -> Schedules:
+    """Say what is served, and give what answers requests."""
+    for i, voice in enumerate(opened := voices.opened):
+        row("adapter" if i else "model", voice.name)
+        for text in voice.notes:
             row("", text)
-    for control in controls.words:
+    for control in opened[0].controls.words if opened else ():
         row("control", control)
+    if folder := opener.given["models"]:
+        row("models", f"of {folder}: {', '.join(n for n in voices if not voices.is_open(n))}")
+        return Relay(partial(_open, opener), partial(_keep, voices), free_memory)
+    try:
+        schedule = opener.scheduler(opened[0].model)
+    except ModelError as error:
+        row("cache", "none: it embeds texts and writes none")
+        return Idle(error)
+    row("cache", _room(schedule))
+    return schedule
 
 
-def _loading(base: Model, given: Mapping[str, Any]) -> Loading | None:
-    """The adapters that clients may load, if they may."""
-    folder = given["adapters"]
-    return None if folder is None else Loading(folder, partial(_chats_with, base, given))
+def _room(schedule: Scheduler) -> str:
+    batch = schedule.slots[0].batch
+    room = f"{len(schedule.slots)} answers at once, {batch.n_ctx} tokens each"
+    return f"{size(batch.memory.n_bytes)}: {room}"
 
 
-def _chats_with(base: Model, given: Mapping[str, Any], adapter: Path) -> ChatWriter:
-    """What writes chats with an adapter, which may carry a template."""
-    choice = choose_template(base.tokenizer, (adapter,), given["chat_template"])
-    return _chats(base, choice.wanted, given)
+def _open(opener: Opener, model: Model) -> Scheduler:
+    """What answers requests of a model of the folder."""
+    schedule = opener.scheduler(model)
+    with progress_lines():
+        row("opened", f"{model.file.path.name}, cache {_room(schedule)}")
+    return schedule
+
+
+def _keep(voices: Voices, models: Sequence[Model]) -> None:
+    """Forget the other models of the folder: there is no memory for them."""
+    closed = voices.keep(models)
+    give_back()
+    with progress_lines():
+        row("closed", ", ".join(closed))
+
+
+def free_memory() -> int:
+    """Bytes of the host that programs can have, those of files that it keeps to read again among
+    them."""
+    return int(psutil.virtual_memory().available)
 
 
 def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> ChatWriter:

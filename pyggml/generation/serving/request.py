@@ -23,6 +23,11 @@ class Failure:
     error: Exception
 
 
+def expired() -> Failure:
+    """That of a request whose turn did not come in time."""
+    return Failure(RequestExpired("the request's time ended before its turn came"))
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
     """A prompt's own tokens, as the model predicts them: pieces without text. Of the first token

@@ -23,7 +23,13 @@ from pyggml.generation.batch import check_shift
 from pyggml.generation.passes import MOST_TOKENS, in_whole_passes
 from pyggml.generation.sampler import logprobs
 from pyggml.generation.serving.chunks import PREFILL_READ, Chunks
-from pyggml.generation.serving.request import Failure, ReadPrompt, Request, RequestExpired
+from pyggml.generation.serving.request import (
+    Failure,
+    ReadPrompt,
+    Request,
+    RequestExpired,
+    expired,
+)
 from pyggml.generation.speculation import Speculator
 from pyggml.model import Model
 
@@ -98,6 +104,22 @@ class Scheduler:
     def slots(self) -> Sequence[Slot]:
         """The places of the batch."""
         return self._batch.slots
+
+    @property
+    def model(self) -> Model:
+        """The batch's."""
+        return self._batch.model
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory that it would like to have: of the model's weights and of the cache."""
+        weights = self.model.parts.weights.values()
+        return sum(w.n_bytes for w in weights) + self._batch.memory.n_bytes
+
+    def release(self) -> None:
+        """Free the caches; no request can be submitted any more."""
+        self._speculator.release()
+        self._batch.release()
 
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
@@ -190,7 +212,7 @@ class Scheduler:
         now = time.monotonic()
         for request in [r for r in self._waiting if r.deadline <= now]:
             self._waiting.remove(request)
-            request.tell(Failure(RequestExpired("the request's time ended before its turn came")))
+            request.tell(expired())
         for active in [a for a in self._active if a.request.deadline <= now]:
             self._end(active, RequestExpired("the request's time has ended"))
 

@@ -4,6 +4,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 import numpy as np
@@ -17,9 +18,11 @@ from pyggml.cli.commands.serve.adapters import Loading
 from pyggml.cli.commands.serve.app import make_app
 from pyggml.cli.commands.serve.chat_page import page_routes
 from pyggml.cli.commands.serve.chats import ChatWriter
+from pyggml.cli.commands.serve.controls import Controls
 from pyggml.cli.commands.serve.journal import Journal
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.commands.serve.voices import Voice, Voices
 from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import Access
 from pyggml.cli.web.listening import listening, url_of
@@ -110,17 +113,21 @@ def started(
 ):
     """Answers end at their limit or their client's, as chance ends none: no end is drawn."""
     base = pyggml.load(path)
-    named = {name: base.with_adapter_files(file) for name, file in (adapters or {}).items()}
     limits = Limits(**{"parallel": 4, **limits})
     batch = Batch(base, limits.parallel, limits.ctx or base.config.n_ctx)
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue)
-    sampling = Sampling(logit_bias=NO_END)
-    models = {"tiny": base, **named}
     writer = ChatWriter.of(find_template(base.tokenizer), base.tokenizer)
-    chats = dict.fromkeys(models, writer)
-    service = Service(models, worker, chats, sampling, limits, batch.n_ctx)
-    service.loading = folder and Loading(folder, lambda path: writer)
-    service.controls, service.journal = controls or service.controls, Journal(log)
+    first = Voice("tiny", base, writer, batch.n_ctx, controls or Controls())
+
+    def with_files(name, voice, *files):
+        return voice.adapted(name, files, writer)
+
+    voices = Voices()
+    voices.add("tiny", lambda: first)
+    for name, file in (adapters or {}).items():
+        voices.add(name, partial(with_files, name, first, (file, 1.0)))
+    service = Service(voices, worker, Sampling(logit_bias=NO_END), limits, journal=Journal(log))
+    service.loading = folder and Loading(folder, with_files)
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
     with listening("127.0.0.1", 0) as accepting:
         url = url_of(accepting)

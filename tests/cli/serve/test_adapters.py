@@ -26,7 +26,8 @@ def test_an_adapter_is_loaded_used_and_dropped(loading):
         "files": ["blue.gguf", "red.gguf"],
     }
     made = http.post("/v1/adapters", json={"name": "new", "file": "red.gguf"})
-    assert made.json() == {"id": "new", "object": "adapter", "file": "red.gguf"}
+    about = {"id": "new", "object": "adapter", "file": "red.gguf", "model": "tiny"}
+    assert made.json() == about
     half = {"name": "half", "file": "red.gguf", "weight": 0.5}
     assert http.post("/v1/adapters", json=half).status_code == 200
     texts = {n: loading.said(model=n, **GREEDY) for n in ("red", "new", "half", "tiny")}
@@ -66,7 +67,7 @@ def test_what_may_not_be_loaded(loading, adapters, chatty, body, status):
     shutil.copy(chatty, adapters["red"].parent / "none_of_this_model.bin")
     answer = loading.http.post("/v1/adapters", json=body)
     assert answer.status_code == status, answer.text
-    assert [*loading.service.models] == ["tiny", "red", "blue"]
+    assert [*loading.service.voices] == ["tiny", "red", "blue"]
     assert loading.http.delete("/v1/adapters/red").status_code == 404
 
 

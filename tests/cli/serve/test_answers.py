@@ -252,8 +252,8 @@ def test_the_text_that_ends_a_turn_ends_an_answer(serve):
     """As of a model whose vocabulary has no token for it."""
     with serve() as server:
         said = server.chat(**GREEDY).json()["choices"][0]["message"]["content"]
-        chats = server.service.chats
-        chats["tiny"] = replace(chats["tiny"], ending=said[5:8])
+        voice = server.service.voices["tiny"]
+        voice.chats = replace(voice.chats, ending=said[5:8])
         choice = server.chat(**GREEDY).json()["choices"][0]
         assert choice["message"]["content"] == said[: said.index(said[5:8])]
         assert choice["finish_reason"] == "stop"

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -80,8 +81,9 @@ def test_prompts_are_shared_by_equal_scales_alone(steered):
 
 def test_a_vector_that_makes_no_numbers_ends_its_own_request(steered, chatty, monkeypatch):
     """Beside another one, which goes on. What is added twice to one model is beyond float32."""
-    models, n = steered.service.models, pyggml.load(chatty).config.n_embd
-    models["hot"] = models["tiny"].with_added({"blk.1.out": np.full(n, 3e38, np.float32)})
+    voice, n = steered.service.voices["tiny"], pyggml.load(chatty).config.n_embd
+    model = voice.model.with_added({"blk.1.out": np.full(n, 3e38, np.float32)})
+    steered.service.voices.add("hot", lambda: replace(voice, name="hot", model=model))
     feed = steered.batch.feed
     monkeypatch.setattr(steered.batch, "feed", lambda *given: (time.sleep(0.02), feed(*given))[1])
     with steered.endless() as stream:
