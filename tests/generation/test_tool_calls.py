@@ -38,6 +38,8 @@ TOOLS = [
 ]
 CONTROL = ("<s>", "</s>", "[TOOL_CALLS]", "<|START_ACTION|>", "<|call|>", "<|tool_call_start|>")
 THINK = find_thought("<think>")
+# After a call of gpt-oss its answer ends.
+JSON_LISTS = [s for s in SYNTAXES if s.notation is None and s.family != "gpt-oss"]
 
 
 def vocabulary(control):
@@ -133,6 +135,26 @@ def test_a_required_call_is_one(syntax, several):
             if name == "get_weather":
                 assert fits(json.loads(arguments)), text
     assert n_complete
+
+
+@pytest.mark.parametrize("syntax", JSON_LISTS, ids=lambda s: s.family)
+@pytest.mark.parametrize("tokenizer", VOCABULARIES)
+def test_a_required_answer_holds_several_calls_where_it_may(syntax, tokenizer):
+    call = syntax.before + "now" + syntax.middle.replace("#", "0") + "{}"
+    if syntax.keys:
+        name, arguments = syntax.keys
+        call = f'{syntax.before}{{\n        "{name}": "now", "{arguments}": {{}}\n    }}'
+    calls = [call + syntax.after] * 3
+    text = syntax.opening + syntax.between.join(calls) + syntax.closing
+    assert calls_of(syntax, text) == [["now", "{}"]] * 3
+    tokens = tokenizer.encode(text, add_special=False, parse_special=True)
+    for several in (True, False):
+        choice = ToolChoice(tools=TOOLS, needs=True, several=several)
+        how = Sampling(grammar=grammar_of(syntax, choice, ids_of(tokenizer), None))
+        n = follower(how, tokenizer, []).n_fitting(tokens)
+        fitting = tokenizer.decode(tokens[:n], special=True)
+        assert fitting.count("now") == (3 if several else 1)
+        assert (n == len(tokens)) == several
 
 
 @given(seed=st.integers(0, 1 << 30))

@@ -16,6 +16,7 @@ from pyggml.chat.tools.values import TAGS, Notation
 
 _TEXT = "/(?s:.*)/"
 _SPACE = r"/[ \n]{0,4}/"
+_GAP = r"/( |\n {0,12})?/"  # between the parts of a call's object
 _NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/"
 _WHOLE = "/-?(0|[1-9][0-9]{0,17})/"
 _DEEPEST = 12  # of schemas within each other; deeper ones are any value
@@ -97,18 +98,20 @@ def _call(rules: "_Rules", syntax: CallSyntax, tool: Mapping[str, Any], after: s
     function = tool["function"]
     schema = function.get("parameters")
     schema = schema if isinstance(schema, dict) and schema else {"type": "object"}
-    before, name, middle, end = syntax.before, function["name"], syntax.middle, syntax.after
+    name, before = function["name"], syntax.before.removeprefix(after)
+    head, end = rules.literal(before + name + syntax.middle), rules.literal(syntax.after)
     if syntax.keys:
-        first, second = (json.dumps(key) for key in syntax.keys)
-        before, middle, end = f'{before}{{{first}: "', f'", {second}: ', "}" + end
+        first, second = syntax.keys
+        parts = (before + "{", f'"{first}": "{name}",', f'"{second}":')
+        head = " ".join(f"{rules.literal(part)} {_GAP}" for part in parts)
+        end = f'{_GAP} "}}" {end}'
     if syntax.notation is None:
         arguments = _json(schema)
     elif syntax.notation is TAGS:
         arguments = rules.tags(schema)
     else:
         arguments = rules.pairs(schema, schema, *syntax.notation.ends, syntax.notation.joint)
-    before = before.removeprefix(after)
-    return f"{rules.literal(before + name + middle)} {arguments} {rules.literal(end)}"
+    return f"{head} {arguments} {end}"
 
 
 def _json(schema: Any) -> str:
