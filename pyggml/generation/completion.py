@@ -81,15 +81,18 @@ class Completion:
         n_tokens: int | None = None,
         n_ctx: int | None = None,
         shown: Collection[int] = (),
+        predicted: Sequence[int] = (),
     ) -> None:
         """n_tokens: the most of the answer; n_ctx: of prompt and answer together; None: any number.
-        shown: control tokens whose names are part of the text.
+        shown: control tokens whose names are part of the text. predicted: tokens that the answer
+        may have, which are guessed where they fit (pyggml.generation.speculation).
 
         Raises ConfigError for counts out of range, and a logit_bias of no token.
         """
         if n_tokens is not None and n_tokens < 0:
             raise ConfigError([("n_tokens", f"is {n_tokens}, wanted 0 or more")])
         self.tokens: list[int] = []
+        self.predicted = predicted
         self._n_tokens, self._room = n_tokens, None if n_ctx is None else n_ctx - len(prompt)
         self._tokenizer, self._sampler = tokenizer, Sampler(how, tokenizer, prompt)
         self._characters, self._stops = tokenizer.stream(shown), StopStrings(how.stop)

@@ -82,8 +82,7 @@ class Speculator:
 
     def guesses(self, completion: Completion) -> bool:
         """Whether tokens of an answer are guessed."""
-        how = completion.how
-        return how.draft_max > 0 and (how.ngram or self._model is not None)
+        return completion.how.draft_max > 0 and (_looks_up(completion) or self._model is not None)
 
     def release(self) -> None:
         """Free the draft model's cache."""
@@ -170,9 +169,10 @@ class Speculator:
     def _offer(self, slot: Slot, piece: Tokens, completion: Completion) -> Offer:
         """What can be drafted of an answer. What repeats itself is looked up, at no cost."""
         guess = self._of_answers.setdefault(completion, _Guesses())
-        if completion.how.ngram:
+        if _looks_up(completion):
             begun = guess.n_seen >= 0
             new = completion.tokens[guess.n_seen :] if begun else [*slot.tokens, *piece]
+            guess.look_up.extend([] if begun else [*completion.predicted[-MOST_SEEN:]])
             guess.look_up.extend([*map(int, new[-MOST_SEEN:])])
             guess.n_seen = len(completion.tokens)
         most = self._room(slot, len(piece), completion)
@@ -201,3 +201,8 @@ class Speculator:
         guess = self._of_answers.setdefault(completion, _Guesses())
         for i in range(min(n_right + 1, n_drafted) if guess.by_model else 0):
             guess.chance = chance_after(guess.chance, i < n_right)
+
+
+def _looks_up(completion: Completion) -> bool:
+    """Whether guesses come from the text so far, or from one that was predicted."""
+    return completion.how.ngram or bool(completion.predicted)

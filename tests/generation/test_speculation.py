@@ -40,11 +40,11 @@ def always(monkeypatch):
     monkeypatch.setattr(PassCosts, "lengths", lambda self, n, offers: [o.most for o in offers])
 
 
-def answer(model, how, draft=None, n=N, cache_type="f16", text=PROMPT):
+def answer(model, how, draft=None, n=N, cache_type="f16", text=PROMPT, predicted=()):
     """The pieces, and the speculator that fed them."""
     prompt = model.tokenizer.encode(text)
     session = Session(model, len(prompt) + n, cache_type, draft)
-    completion = Completion(model.tokenizer, how, prompt, n)
+    completion = Completion(model.tokenizer, how, prompt, n, predicted=predicted)
     return list(session.pieces(completion, prompt)), session.speculator
 
 
@@ -88,6 +88,18 @@ def test_of_passes_of_three_tokens_greedy_answers_have_every_bit(model, always):
     plain, _ = answer(model, told)
     pieces, speculator = answer(model, Sampling(temperature=0, logprobs=0, ngram=True))
     assert speculator.n_accepted and [p.logprob for p in pieces] == [p.logprob for p in plain]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_predicted_text_is_guessed_where_it_is_right(model, always, wrong):
+    how = Sampling(seed=7, temperature=1.5, top_k=0)
+    plain, _ = answer(model, how, text="zzz")
+    tokens = [piece.token for piece in plain]
+    predicted = [*tokens[:5], *tokens[7:9]] if wrong else tokens
+    pieces, speculator = answer(model, how, text="zzz", predicted=predicted)
+    assert [piece.token for piece in pieces] == tokens
+    assert speculator.n_accepted >= (2 if wrong else N // 2)
+    assert (speculator.n_accepted < speculator.n_drafted) == wrong
 
 
 # -- the distribution ---------------------------------------------------------------------------

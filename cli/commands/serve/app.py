@@ -140,7 +140,8 @@ class ServeRoutes:
         service = self._service
         params = read_chat(given, service.sampling, service.limits)
         voice = service.voices.ask(params.model)
-        params = replace(params, how=voice.chats.sampling(params))
+        predicted = voice.model.tokenizer.encode(params.prediction, add_special=False)
+        params = replace(params, how=voice.chats.sampling(params), predicted=predicted)
         prompts = service.chat_prompts(voice, params)
         reader = voice.chats.reader(params, prompts[0])
         form = form_of(voice.name, voice.model.tokenizer, reader)

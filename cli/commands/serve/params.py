@@ -6,7 +6,7 @@ some of them (`logprobs`, `top_logprobs`, `stop` as one string) are read here.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ class Params:
     include_usage   whether a stream ends with the counts of tokens
     tells_prompt    whether the log-probabilities of the prompt's tokens are wanted
     controls        control vectors and their scales; None: the server's
+    predicted       tokens that an answer may have
     """
 
     model: str | None
@@ -49,6 +50,7 @@ class Params:
     include_usage: bool
     tells_prompt: bool = False
     controls: Mapping[str, float] | None = None
+    predicted: Sequence[int] = ()
 
     def alone(self) -> "Params":
         """These without what a request is made of: messages, tools and texts may take dozens of
@@ -63,6 +65,7 @@ class ChatParams(Params):
     choice      of the tools; None: none may be called
     names       further inputs of it
     continues   whether the answer goes on with the last message, which the assistant began
+    prediction  what the answer may say
     """
 
     messages: tuple[Message, ...]
@@ -70,6 +73,7 @@ class ChatParams(Params):
     choice: ToolChoice | None
     names: Mapping[str, Any]
     continues: bool = False
+    prediction: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,7 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
             names[name] = f.take(name, anything, None)
     continues = f.take("continue_final_message", flag, False)
     f.only("add_generation_prompt", (not continues,), _asks(continues))
+    prediction = f.take("prediction", _prediction, "")
     CHATS.read_rest(f)
     tell = f.take("logprobs", flag, False)
     n_likeliest = f.take("top_logprobs", whole(0, MOST_TOP_LOGPROBS), 0)
@@ -104,6 +109,7 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
         "choice": choice,
         "names": names,
         "continues": continues,
+        "prediction": prediction,
     }
     return ChatParams(**chat, **common)
 
@@ -167,6 +173,15 @@ def _messages(value: Any) -> tuple[tuple[Message, ...], Mapping[int, float]]:
         if not isinstance(message, dict) or "role" not in message:
             raise BadValue(f"has a message {i + 1} without a role")
     return messages_of(value)
+
+
+def _prediction(value: Any) -> str:
+    """The text of a prediction: that of content, or of the parts of it."""
+    content = object_of(value).get("content")
+    if value.get("type") != "content" or not isinstance(content, str | list):
+        raise BadValue("is no prediction, wanted type content, and a content of text")
+    parts = [content] if isinstance(content, str) else [object_of(p).get("text") for p in content]
+    return "".join(map(text, parts))
 
 
 def _names(value: Any) -> Mapping[str, Any]:

@@ -21,6 +21,8 @@ ANSWERED = {
     "max_tokens": "the same, by its older name",
     "n": "the prompt is computed once",
     "parallel_tool_calls": "false: at most one call where calls are held to a form",
+    "prediction": "a text whose tokens are guessed, as those that `ngram` finds; refused of a model "
+    "with states",
     "presence_penalty": "",
     "reasoning_effort": "an input of the chat template; refused where that reads none",
     "response_format": "`text`, `json_object`, `json_schema`, `strict` or not",
@@ -40,7 +42,6 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "function_call": ((), "wanted tool_choice, its newer name"),
     "functions": ((), "wanted tools, their newer name"),
     "modalities": ((["text"],), "wanted text alone"),
-    "prediction": ((), "wanted none: no text is predicted by the client"),
     "store": ((False,), "wanted false: nothing is kept"),
     "verbosity": (("medium",), "wanted medium: a prompt says how long an answer is to be"),
     "web_search_options": ((), "wanted none: nothing is searched"),

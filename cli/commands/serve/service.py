@@ -143,11 +143,12 @@ class Service:
         room = None if self.shifts else voice.n_ctx
         try:
             expect_next_token(model.config)
-            if params.how.ngram:
+            if params.how.ngram or params.predicted:
                 check_goes_back(model)
+            hows = [_with_seed(params.how, i) for i in range(len(prompts))]
             completions = [
-                Completion(model.tokenizer, _with_seed(params.how, i), prompt, most, room, shown)
-                for i, prompt in enumerate(prompts)
+                Completion(model.tokenizer, how, prompt, most, room, shown, params.predicted)
+                for how, prompt in zip(hows, prompts, strict=True)
             ]
         except PyggmlError as error:
             raise of_input(error) from None

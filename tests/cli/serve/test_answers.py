@@ -241,6 +241,17 @@ def test_what_many_ask_about_is_read_once(serve, monkeypatch):
     assert sum(fed) == usage["prompt_tokens"] + 3 + 4 * 3
 
 
+def test_a_predicted_text_changes_no_answer(server):
+    said = server.chat(**GREEDY).json()["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": said[:3]}, {"type": "text", "text": said[3:]}]
+    for content in (said, parts, "else", ""):
+        told = server.chat(**GREEDY, prediction={"type": "content", "content": content}).json()
+        assert told["choices"][0]["message"]["content"] == said
+    for wrong in ("a", {"type": "content"}, {"content": "a"}, {"type": "content", "content": [1]}):
+        answer = server.chat(prediction=wrong)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prediction"
+
+
 def test_the_context_ends_an_answer(serve):
     with serve(ctx=64) as server:
         answer = server.text("a" * 50).json()
