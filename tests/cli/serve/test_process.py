@@ -145,7 +145,8 @@ def test_names_keys_and_the_page(process, adapters):
     headers, body = {"authorization": "Bearer k1"}, {"name": "r", "file": adapters["red"].name}
     assert httpx.post(f"{url}/v1/adapters", json=body).status_code == 401
     added = httpx.post(f"{url}/v1/adapters", json=body, headers=headers, timeout=60)
-    assert added.json() == {"id": "r", "object": "adapter", "file": "red.gguf"}
+    about = {"id": "r", "object": "adapter", "file": "red.gguf", "model": "base"}
+    assert added.json() == about
     assert "<title>base" in httpx.get(f"{url}/").text
 
 
