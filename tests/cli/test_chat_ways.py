@@ -3,6 +3,7 @@ or all refuse."""
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,7 +114,8 @@ class Ways:
         given = {"messages": messages[:-1]} | ({"tools": tools} if tools else {})
         voice = Voice("m", self.model, ChatWriter.of(self.template, self.model.tokenizer), 4096)
         params = read_chat(given, Sampling(), Limits())
-        return Service(Voices(), None, Sampling(), Limits()).chat_prompts(voice, params)[0].tolist()
+        service = Service(Voices(), SimpleNamespace(), Sampling(), Limits())
+        return service.chat_prompts(voice, params)[0].tolist()
 
     def generate(self, messages, tools):
         (chat,) = read_prompts([self.write(messages[:-1], tools)])

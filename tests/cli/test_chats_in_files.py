@@ -3,6 +3,7 @@ the assistant began is gone on with where that is asked for."""
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -204,7 +205,8 @@ def test_what_is_no_conversation_is_told(talk, pyggml, path):
 def test_a_server_goes_on_with_the_last_message(path, encoder):
     model = library.load(path)
     writer = ChatWriter.of(find_template(model.tokenizer), model.tokenizer)
-    voice, service = Voice("m", model, writer, 512), Service(Voices(), None, Sampling(), Limits())
+    voice = Voice("m", model, writer, 512)
+    service = Service(Voices(), SimpleNamespace(), Sampling(), Limits())
 
     def ids(**fields):
         given = read_chat({"messages": BEGUN, **fields}, Sampling(), Limits())
