@@ -21,8 +21,8 @@ ANSWERED = {
     "max_tokens": "the same, by its older name",
     "n": "the prompt is computed once",
     "parallel_tool_calls": "false: at most one call where calls are held to a form",
-    "prediction": "a text whose tokens are guessed, as those that `ngram` finds; refused of a model "
-    "with states",
+    "prediction": "a text whose tokens are guessed, as those that `ngram` finds; refused of a "
+    "model with states",
     "presence_penalty": "",
     "reasoning_effort": "an input of the chat template; refused where that reads none",
     "response_format": "`text`, `json_object`, `json_schema`, `strict` or not",
