@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -141,11 +142,11 @@ class Service:
         most = voice.n_ctx if params.n_tokens is None else params.n_tokens
         most = min(most, self.limits.max_tokens or most)
         room = None if self.shifts else voice.n_ctx
+        hows = [_with_seed(params.how, i) for i in range(len(prompts))]
         try:
             expect_next_token(model.config)
             if params.how.ngram or params.predicted:
                 check_goes_back(model)
-            hows = [_with_seed(params.how, i) for i in range(len(prompts))]
             completions = [
                 Completion(model.tokenizer, how, prompt, most, room, shown, params.predicted)
                 for how, prompt in zip(hows, prompts, strict=True)
@@ -153,15 +154,10 @@ class Service:
         except PyggmlError as error:
             raise of_input(error) from None
         deadline = time.monotonic() + self.limits.timeout
+        shared: dict[str, Any] = {"model": model, "deadline": deadline, "owner": owner}
+        shared["n_likeliest"] = params.how.logprobs if params.tells_prompt else None
         requests = [
-            Request(
-                prompt=prompt,
-                completion=completion,
-                model=model,
-                deadline=deadline,
-                n_likeliest=params.how.logprobs if params.tells_prompt else None,
-                owner=owner,
-            )
+            Request(prompt=prompt, completion=completion, **shared)
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         return Flow(self.worker, self.mail, requests)
