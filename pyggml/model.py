@@ -63,7 +63,7 @@ from pyggml.models.stack import FilePairs, doubts
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
-from pyggml.models.weights import zero_matrices
+from pyggml.models.weights import FRESH, zero_matrices
 from pyggml.runtime import Arenas, Devices, Program, Schedule, bind, results, schedule
 from pyggml.runtime.choice import backends_of
 
@@ -539,7 +539,7 @@ def load(
 
 def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:
     zeros = zero_matrices(parts.weights)
-    if zeros:
+    if zeros and file.get(FRESH) is None:
         warnings.warn(
             f"{file.path}: all of {first_names(zeros)} is 0, as where a download broke off",
             RuntimeWarning,

@@ -14,8 +14,13 @@ from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.show import note, say, size
 from pyggml.fresh import KINDS, vocabulary_fields
 from pyggml.lora.data import Row, TextRow, read_rows
+from pyggml.lora.data.formats.source import blocks
+from pyggml.lora.data.reading.files import format_of
+from pyggml.lora.data.records import TRAINING
 from pyggml.lora.data.records.rows import ChatRow, CompletionRow
 from pyggml.tokenizer import Tokenizer, from_metadata
+
+_LONGEST_LINE = 1 << 20  # characters
 
 
 @click.command(
@@ -82,7 +87,23 @@ def command(
 
 
 def _texts(paths: Iterable[Path]) -> Iterator[str]:
-    return (text for path in paths for row in read_rows(path)[1] for text in _parts(row))
+    for path in paths:
+        if format_of(path, TRAINING) == "text":
+            yield from _pieces(blocks(path))
+        else:
+            yield from (text for row in read_rows(path)[1] for text in _parts(row))
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    """A text in pieces of whole lines, longer ones cut: one of any size is never held whole."""
+    rest = ""
+    for text in texts:
+        whole, newline, rest = (rest + text).rpartition("\n")
+        whole += newline
+        if len(rest) > _LONGEST_LINE:
+            whole, rest = whole + rest, ""
+        yield whole
+    yield rest
 
 
 def _parts(row: Row) -> list[str]:

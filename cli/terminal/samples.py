@@ -1,6 +1,6 @@
 """Samples: answers to one prompt without and with the adapter, drawn in the same way."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,20 +115,40 @@ def compare(before: Model, after: Model, ids: np.ndarray) -> list[tuple[str, str
     for label, model in (("before", before), ("after", after)):
         say(_line(f"{label} ({DRAWN})"))
         say(model.tokenizer.decode(ids), end="")
-        n = min(N_TOKENS, model.config.n_ctx - len(ids))
-        stream, answer, n_made = model.tokenizer.stream(), "", 0
         try:
-            for token in generate(model, ids, n, _HOW):
-                answer += (piece := stream.feed(token))
-                n_made += 1
-                say(piece, end="")
+            text, how = _answer(model, ids, lambda piece: say(piece, end=""))
         finally:  # what an error says begins a line
-            say(stream.flush())
-        how = "ended by itself" if n_made < n else f"cut after {n} tokens"
+            say()
         say(f"[{how}]")
-        answers.append((f"{label}, {how}", answer))
+        answers.append((f"{label}, {how}", text))
     say("-" * 74)
     return answers
+
+
+def answer_at(step: int, model: Model, ids: np.ndarray) -> tuple[str, str]:
+    """Print the model's answer after a step, at once: a bar may stand below. The prompt and the
+    answer, as texts."""
+    prompt, (text, how) = model.tokenizer.decode(ids), _answer(model, ids)
+    say(f"{_line(f'step {step} ({DRAWN})')}\n{prompt}{text}\n[{how}]")
+    return prompt, text
+
+
+def _answer(
+    model: Model, ids: np.ndarray, show: Callable[[str], None] = lambda piece: None
+) -> tuple[str, str]:
+    """The answer, each piece of which is shown as it is drawn, and how it ended."""
+    n = min(N_TOKENS, model.config.n_ctx - len(ids))
+    stream, pieces, n_made = model.tokenizer.stream(), list[str](), 0
+
+    def add(piece: str) -> None:
+        pieces.append(piece)
+        show(piece)
+
+    for token in generate(model, ids, n, _HOW):
+        add(stream.feed(token))
+        n_made += 1
+    add(stream.flush())
+    return "".join(pieces), "ended by itself" if n_made < n else f"cut after {n} tokens"
 
 
 def _line(text: str) -> str:

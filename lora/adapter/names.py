@@ -18,8 +18,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {  # word → patterns of its tensors
     "experts": ("ffn_[gud]*exps.*", "ffn_[ud]*_shexp.*", "ffn_gate_shexp.*", "ffn_gate_up_shexp.*"),
     "router": ("ffn_gate_inp.*", "ffn_gate_inp_shexp.*"),
 }
-# Of positions, and of choices by number: no loss has a slope along them.
-FIXED = ("rope_freqs", "rope_factors_*", "exp_probs_b.bias")
+# Of positions, of choices by number, and read by nothing: no loss has a slope along them.
+FIXED = ("rope_freqs", "rope_factors_*", "exp_probs_b.bias", "blk.0.time_mix_v[012]")
 LAST = re.compile(r"last-([1-9]\d{0,4})")  # so many of the model's blocks
 T = TypeVar("T")
 

@@ -30,6 +30,7 @@ from pyggml.lora.adapter.names import FIXED, PARTS, fits, part_patterns
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.model import Model
+from pyggml.models.weights import FRESH
 from pyggml.ops import rescale
 from pyggml.ops.product.rescale import scales_of
 from pyggml.quants import dequantize, quantize
@@ -79,7 +80,7 @@ class TrainedTensors:
         hold, PyggmlError if the disk refuses.
         """
         self.model.devices.gather(self.parameters.buffers["data"])  # in a callback a device has it
-        keys = {**self.parameters.metadata, **(metadata or {})}
+        keys = {FRESH: None, **self.parameters.metadata, **(metadata or {})}
         how: dict[str, Any] = {"changed": self.changed, "blocks": self.blocks, "metadata": keys}
         how["allow_requantize"] = self.file_type is not None
         return rewrite(self.model.file, path, self.file_type, **how)

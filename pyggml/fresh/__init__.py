@@ -2,7 +2,7 @@
 
 vocabulary   a text → the tokens of a GGUF file
 sizes        an architecture and a number of parameters → hyperparameters
-initial      a tensor's name and shape → the numbers that training starts from
+initial      a tensor's name and shape → the numbers that training starts from; rwkv: RWKV's
 write        all three → a GGUF file, which trains and which llama.cpp loads
 """
 

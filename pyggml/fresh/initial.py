@@ -11,6 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
+from pyggml.fresh import rwkv
 from pyggml.graph.tensor import Shape
 
 Draw = Callable[[Shape, np.random.Generator], np.ndarray]
@@ -21,8 +22,8 @@ DEVIATIONS = {"deepseek": 0.006, "deepseek2": 0.006, "deepseek2-ocr": 0.006, "ki
 # Radford et al. 2019, section 2.3; bigcode's configurations follow it.
 SMALLER_RESIDUALS = ("gpt2", "starcoder", "starcoder2", "codeshell")
 RESIDUALS = re.compile(r"(attn_output|ffn_down(_exps|_shexp)?|ssm_out)\.weight$")
-# Layers that these need are started by formulas of their place, which are not here.
-WITHOUT = ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
+# Made of a trained Qwen 2, whose attention is exchanged (Goldstein et al. 2025, arXiv:2505.03005).
+WITHOUT = ("rwkv6qwen2", "arwkv7")
 
 
 def _full(value: float) -> Draw:
@@ -65,10 +66,21 @@ _RULES: tuple[tuple[re.Pattern[str], Draw], ...] = tuple(
 )
 
 
-def initial(name: str, shape: Shape, architecture: str, n_layer: int, seed: int = 0) -> np.ndarray:
-    """A tensor's first numbers, float32. They depend on its name, its shape and the seed alone."""
+def initial(
+    name: str,
+    shape: Shape,
+    architecture: str,
+    n_layer: int,
+    seed: int = 0,
+    head_size: int = rwkv.HEAD_SIZE,
+) -> np.ndarray:
+    """A tensor's first numbers, float32. They depend on its name, its shape and the seed, of RWKV
+    also on the number of layers and the size of a head."""
     rng = np.random.default_rng([crc32(name.encode()), seed])
-    own = re.sub(r"^blk\.\d+\.", "", name)
+    layer, own = re.match(r"(?:blk\.(\d+)\.)?(.*)", name).groups()
+    if architecture in (rwkv.SIX, rwkv.SEVEN):
+        part, depth = own.removesuffix(".weight"), (int(layer or 0), n_layer)
+        return rwkv.first_numbers(part, shape, architecture, depth, head_size, rng)
     for pattern, draw in _RULES:
         if pattern.search(own):
             return draw(shape, rng)

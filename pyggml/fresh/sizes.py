@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from pyggml.errors import ConfigError, ModelError
+from pyggml.fresh import rwkv
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 from pyggml.models.architecture import Architecture
 from pyggml.models.config import full_key
@@ -24,12 +25,17 @@ _GATED = "blk.0.ffn_gate.weight"
 _OF_A_HEAD = "attention.key_length", "attention.value_length", "rope.dimension_count"
 _OUTPUT = "output.weight"
 # Optional here, as some files lack them; llama.cpp loads no file without them.
-_BIASES = dict.fromkeys(
+_IN_LLAMA_CPP = dict.fromkeys(
     ("gpt2", "starcoder", "starcoder2", "bloom", "codeshell", "jais", "jais2"),
     r"blk\..*\.bias",
-)
-_BIASES |= {"gpt-oss": r"blk\..*attn_\w+\.bias", "phi2": r".*\.bias", "qwen": r".*attn_qkv\.bias"}
-_BIASES |= {"pangu-embedded": r".*attn_\w+\.bias", "phimoe": r"output\.bias|.*attn_output\.bias"}
+) | {
+    "gpt-oss": r"blk\..*attn_\w+\.bias",
+    "phi2": r".*\.bias",
+    "qwen": r".*attn_qkv\.bias",
+    "pangu-embedded": r".*attn_\w+\.bias",
+    "phimoe": r"output\.bias|.*attn_output\.bias",
+    "rwkv7": r"blk\.0\.time_mix_v[012]\.weight",
+}
 _UNTIED = ("internlm2",)  # llama.cpp wants an output matrix
 _REQUIRED = {"gptneox": {"use_parallel_residual": True}}  # by llama.cpp, which has no default
 _DEPTH, _INNER, _RANK = "block_count", "ssm.inner_size", "ssm.time_step_rank"
@@ -87,7 +93,7 @@ def is_there(architecture: str, name: str, spec: TensorSpec, tied: bool) -> bool
     other but an output matrix of its own."""
     if not spec.optional:
         return True
-    wanted = re.fullmatch(_BIASES.get(architecture, ""), name)
+    wanted = re.fullmatch(_IN_LLAMA_CPP.get(architecture, ""), name)
     return wanted is not None or (name == _OUTPUT and not (tied and architecture not in _UNTIED))
 
 
@@ -165,6 +171,8 @@ class _Sizer:
         sizes["feed_forward_length"] = n_ff
         if "expert_feed_forward_length" in example:
             sizes["expert_feed_forward_length"] = round_up(n_ff // 2, _SMALL_HEAD)
+        if self._of.name in (rwkv.SIX, rwkv.SEVEN):
+            sizes |= rwkv.sizes(self._of.name, width)
         return self._with(sizes)
 
     def _with(self, sizes: Metadata) -> Metadata:

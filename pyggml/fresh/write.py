@@ -11,10 +11,11 @@ import numpy as np
 from pyggml import gguf
 from pyggml.errors import ConfigError, ModelError
 from pyggml.fresh.initial import WITHOUT, initial
+from pyggml.fresh.rwkv import HEAD_SIZE
 from pyggml.fresh.sizes import is_there
 from pyggml.graph.dtypes import F32, DType
 from pyggml.models import tensors_of
-from pyggml.models.weights import Tensors
+from pyggml.models.weights import FRESH, Tensors
 from pyggml.quants import quantize
 from pyggml.requantize.mix import is_packed
 
@@ -42,11 +43,11 @@ class Fresh:
 
     def tensors(self) -> Tensors:
         """What the file will hold. ModelError for keys that are missing or out of bounds, and for
-        an architecture whose first numbers are not known."""
+        an architecture that is made of another's weights."""
         if self.architecture in WITHOUT:
             raise ModelError(
-                f"{self.architecture} is not begun from scratch: its decays start by formulas of "
-                "the layer, which are not here"
+                f"{self.architecture} is not begun from scratch: it is made of a trained Qwen 2, "
+                "whose attention is exchanged"
             )
         every = tensors_of(self.metadata, self.n_vocab)
         return {n: s for n, s in every.items() if is_there(self.architecture, n, s, self.tied)}
@@ -61,12 +62,13 @@ def write(path: str | os.PathLike[str], fresh: Fresh, dtype: DType = F32, seed: 
     if dtype.name not in _FILE_TYPES:
         raise ConfigError(f"a fresh model is of {', '.join(_FILE_TYPES)}, not of {dtype.name}")
     n_layer = int(str(fresh.metadata[f"{fresh.architecture}.block_count"]))
+    head_size = int(str(fresh.metadata.get(f"{fresh.architecture}.wkv.head_size", HEAD_SIZE)))
     sources = []
     for name, spec in fresh.tensors().items():
         kept_as = dtype if is_packed(name, spec.shape) else F32
-        draw = partial(initial, name, spec.shape, fresh.architecture, n_layer, seed)
+        draw = partial(initial, name, spec.shape, fresh.architecture, n_layer, seed, head_size)
         sources.append((name, kept_as, spec.shape, partial(_packed, draw, kept_as)))
-    about = {"general.type": "model", "general.file_type": _FILE_TYPES[dtype.name]}
+    about = {"general.type": "model", "general.file_type": _FILE_TYPES[dtype.name], FRESH: seed}
     gguf.write(path, {**fresh.metadata, **about, **fresh.vocabulary}, sources)
 
 

@@ -137,6 +137,9 @@ def factor_of(weights: Weights, full: str) -> Tensor | None:
     return factor if factor is not None and factor.shape == shape else None
 
 
+FRESH = "pyggml.fresh"  # key of a file of first numbers: the seed. There matrices may well be 0
+
+
 def zero_matrices(weights: Weights) -> list[str]:
     """Names of the matrices whose bytes are all 0, as a download leaves them that was broken off.
     Of others the first bytes alone are read."""

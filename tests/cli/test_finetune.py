@@ -8,6 +8,7 @@ import pytest
 import pyggml as library
 from pyggml.cli import demo
 from pyggml.lora import Trainer
+from pyggml.lora.record import read_records
 
 
 @pytest.mark.quick
@@ -100,6 +101,21 @@ def test_without_a_prompt_the_text_gives_one(pyggml, tiny, text, tmp_path):
     arguments = ("-m", tiny, "-f", text, "-o", out, "--ctx", 40, "--max-steps", 1)
     ended = pyggml("finetune", *arguments)  # what is held out is 10 bytes: too short
     assert ended.code == 0 and ended.out.count("\nthe path to the") == 2
+
+
+def test_the_prompt_is_answered_on_the_way(finetune, tmp_path):
+    """By the model of that step: as a run that ends there answers."""
+    steady = ("--lr", 1, "--warmup-steps", 0, "--lr-scheduler", "constant")
+    ended = finetune(*steady, "--answer-every", 2)
+    page = (tmp_path / "adapter.html").read_text()
+    assert "<h2>Answers on the way</h2>" in page and "earned</th>" not in page
+    assert ended.code == 0 and ended.out.count("-- step ") == 1, "that of step 4 is the last"
+    (sampled,) = (r for r in read_records(tmp_path / "adapter.metrics.jsonl") if "sampled" in r)
+    assert sampled["step"] == 2 and sampled["sampled"]["answer"] in ended.out
+    shorter = finetune(*steady, "--max-steps", 2)
+    assert sampled["sampled"]["answer"] in shorter.out.split("-- after")[1]
+    ended = finetune("--objective", "embed", "--answer-every", 2)
+    assert "--answer-every does nothing with embed, whose models write no text" in ended.err
 
 
 # -- an adapter trained further -------------------------------------------------------------------

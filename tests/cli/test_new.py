@@ -39,7 +39,7 @@ def test_what_is_wrong_is_one_sentence(pyggml, tiny, text, tmp_path):
         (("tokenizer", "-f", text, "-o", base, "--vocab-size", 9), "9 tokens are too few"),
         (("new", "--vocab", text, "-o", base), "is not a GGUF file"),
         (("new", "--vocab", tok, "--arch", "no", "-o", base), "architecture 'no': known are"),
-        (("new", "--vocab", tok, "--arch", "rwkv7", "-o", base), "is not begun from scratch"),
+        (("new", "--vocab", tok, "--arch", "arwkv7", "-o", base), "is not begun from scratch"),
         (("new", "--vocab", tok, "--params", "9", "-o", base), "are too few or too many"),
         (("new", "--vocab", tok, "--keys", keys, "-o", base), "is no JSON: the comma at"),
         (("new", "--vocab", tok, "--keys", text, "-o", base), "is no JSON"),

@@ -56,7 +56,9 @@ def test_keys_stand_and_the_rest_follows():
         hyperparameters("no", 10**6, N_VOCAB, 64)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mamba", "mamba2", "qwen3moe"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "gemma3", "mamba", "mamba2", "qwen3moe", "rwkv7"]
+)
 def test_a_fresh_model_predicts_next_to_nothing(name, fields, tmp_path):
     """Its loss is that of equal chances, and so is its gradient's direction: down."""
     n_vocab = len(fields["tokenizer.ggml.tokens"])
@@ -100,6 +102,22 @@ def test_first_numbers():
     assert (decay == -np.arange(1, 17)).all()
     step = np.log1p(np.exp(initial("blk.0.ssm_dt.bias", (n,), "mamba", 2).astype(np.float64)))
     assert step.min() > 0.00099 and step.max() < 0.101
+
+
+def test_first_numbers_of_rwkv():
+    """Decays and interpolations fall along the channels, by a law of the layer."""
+    n = 128
+    ends = [initial(f"blk.{i}.time_mix_w0.weight", (n,), "rwkv7", 3)[[0, -1]] for i in (0, 2)]
+    np.testing.assert_allclose(ends, [[-8, 3]] * 2, rtol=1e-6)
+    middle = [initial(f"blk.{i}.time_mix_w0.weight", (n,), "rwkv7", 3)[n // 2] for i in (0, 2)]
+    assert middle[0] > middle[1], "later layers forget more slowly"
+    r, w, *_ = initial("blk.1.time_mix_lerp_fused.weight", (6, 1, 1, n), "rwkv7", 2).reshape(6, n)
+    assert r[0] == w[0] == 1 and (np.diff(w) < 0).all() and (r < w)[1:].all()
+    six = initial("blk.1.time_mix_decay.weight", (n,), "rwkv6", 2)
+    assert six[0] == -6 and six[-1] == -1
+    assert (initial("blk.1.time_mix_output.weight", (n, n), "rwkv6", 2) == 0).all()
+    key = initial("blk.1.time_mix_key.weight", (n, n), "rwkv7", 2)
+    np.testing.assert_allclose(key @ key.T, 0.01 * np.eye(n), atol=1e-6)
 
 
 def test_what_has_no_first_numbers_is_refused(fields):

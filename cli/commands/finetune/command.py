@@ -209,6 +209,13 @@ _OPTIONS = [
         "is a new line (default: a line of the validation text, or its first question)",
     ),
     GroupedOption(
+        ["--answer-every"],
+        type=click.IntRange(min=0),
+        metavar="N",
+        group="output",
+        help="steps between answers to the prompt on the way  [0 or more; default: 0, none]",
+    ),
+    GroupedOption(
         ["--log-to"],
         type=Names(),
         metavar="A,B",

@@ -50,6 +50,7 @@ _OWN = (
     "train_tensors",
     "qat",
     "prompt",
+    "answer_every",
     "log_to",
     "report",
 )
@@ -75,6 +76,7 @@ class Job:
     qat: str | None
     resume: Path | None
     prompt: str | None
+    answer_every: int | None
     preview: int | None
     log_to: tuple[str, ...] | None
     report: bool | None
@@ -191,7 +193,7 @@ def job_of(
     if problems := [*faults, *_clashes(given), *wrong]:
         raise ConfigError(problems)
     reading, lora, train, objective = configs
-    if idle := _idle_settings(reading, objective):
+    if idle := _idle_settings(reading, objective, bool(given["answer_every"])):
         raise ConfigError(idle)
     own = {name: given[name] for name in _OWN}
     return Job(
@@ -223,10 +225,13 @@ def _configs(given: Mapping[str, Any], places: Mapping[str, str]) -> tuple[list[
     return configs, faults
 
 
-def _idle_settings(reading: DataConfig, objective: Objective) -> list[Fault]:
-    """Settings that do nothing with the objective."""
+def _idle_settings(reading: DataConfig, objective: Objective, answers: bool) -> list[Fault]:
+    """Settings that do nothing with the objective. answers: whether a prompt is answered on the
+    way."""
     if objective.rows == "training":
         return []
+    if answers and objective.rows in OF_TEXTS:
+        return [("answer_every", f"does nothing with {objective.name}, whose models write no text")]
     unused = unused_by_classes if objective.rows in OF_TEXTS else unused_by_answers
     return unused(reading, objective.name)
 

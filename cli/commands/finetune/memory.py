@@ -44,7 +44,8 @@ class RunBytes:
 
     process: int  # interpreter, text, trained parameters; kernels and what they need to compile
     arena: int
-    state: int  # gradients and moments, and a copy of parameters that the arena has no room for
+    state: int  # gradients, moments, a copy of parameters that the arena has no room for; the cache
+    # of answers on the way
     after: int  # at the end, when arena and state are free
     libraries: int  # pages of files
     weights: int  # of the largest one, which stay while it is read
@@ -65,7 +66,7 @@ def spare(passes: Passes, model: Model) -> int:
     return RUNNING if compiled else COMPILING
 
 
-def parts(trainer: Trainer, n_prompt: int) -> RunBytes:
+def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
     elsewhere = sum(device.arena for device in trainer.on_devices())
@@ -73,8 +74,9 @@ def parts(trainer: Trainer, n_prompt: int) -> RunBytes:
     process = resident() - files + spare(trainer.passes, model)
     arena = max(reserved.arena - elsewhere, 0)
     state = reserved.parameters - data + (0 if arena >= data else data)
-    after = max(_cache(model, n_prompt), LANGUAGES)
-    return RunBytes(process, arena, state, after, files, _largest(model))
+    cache = _cache(model, n_prompt)
+    state += cache if job.answer_every else 0
+    return RunBytes(process, arena, state, max(cache, LANGUAGES), files, _largest(model))
 
 
 def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:

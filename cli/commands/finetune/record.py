@@ -5,17 +5,21 @@ from datetime import datetime
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
+
 from pyggml.cli.commands.finetune import memory
 from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.terminal import samples
 from pyggml.cli.terminal.exit import command_line
 from pyggml.cli.terminal.paths import beside
 from pyggml.cli.terminal.row_losses import RowLoss
 from pyggml.cli.terminal.samples import Reading
-from pyggml.cli.terminal.show import row, size
+from pyggml.cli.terminal.show import progress_lines, row, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Trainer
 from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.record import Recorder, append, metrics_beside
+from pyggml.model import Model
 
 Rows = Sequence[tuple[str, str]]
 
@@ -62,6 +66,14 @@ def save_answers(
         append(metrics_beside(job.output), record)
     except PyggmlError as error:
         row("warning", str(error))
+
+
+def answer_at(step: int, model: Model, prompt: np.ndarray, recorded: Recorder) -> None:
+    """Print the model's answer to the prompt after a step, and add it to the metrics."""
+    with progress_lines():
+        question, answer = samples.answer_at(step, model, prompt)
+    about = {"prompt": question, "answer": answer}
+    recorded.metrics.add({"event": "sample", "step": step, "sampled": about})
 
 
 def _finite(number: float) -> float | None:

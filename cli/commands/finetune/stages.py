@@ -67,7 +67,7 @@ from pyggml.lora.trainer import checkpoint, lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
-from pyggml.lora.trainer.reports import Callback
+from pyggml.lora.trainer.reports import Callback, StepReport
 from pyggml.lora.trainer.validation import cost_of_run
 from pyggml.model import Model
 
@@ -101,7 +101,7 @@ def run(
             return 0
         if job.dry_run:
             n = len(prompt)
-            plan = memory.parts(trainer, n), memory.on_devices(trainer, n)
+            plan = memory.parts(trainer, n, job), memory.on_devices(trainer, n)
             with _compile_helper(job, trainer, trained) as note_step:
                 say_plan(trainer, *plan)
                 note_step()
@@ -238,7 +238,7 @@ def _run(
     for each in (before, model):
         each.release = job.max_memory is not None
     start = trainer.progress.step
-    finished = _train(job, trainer, trained, rows, watchers)
+    finished = _train(job, trainer, trained, prompt, rows, watchers)
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
@@ -329,6 +329,7 @@ def _train(
     job: Job,
     trainer: Trainer,
     trained: Trained,
+    prompt: np.ndarray,
     rows: record.Rows,
     watchers: Sequence[Callback],
 ) -> bool:
@@ -346,6 +347,8 @@ def _train(
                 meter.add(event)
                 show_report(event)
                 record_report(event)
+                if isinstance(event, StepReport) and _answers_after(job, event):
+                    record.answer_at(event.step, trainer.model, prompt, record_report)
                 if meter.last is not None:
                     step_done()
 
@@ -364,6 +367,11 @@ def _train(
             results.save(trained, trainer, meter, job.output, metadata)
             record.say_faults(record_report)
     return finished
+
+
+def _answers_after(job: Job, step: StepReport) -> bool:
+    """Whether the prompt is answered after this step; that after the last one follows anyway."""
+    return bool(job.answer_every) and step.step % job.answer_every == 0 < step.n_steps - step.step
 
 
 def _with_rest(error: PyggmlError, left: Sequence[str]) -> PyggmlError:
