@@ -77,9 +77,10 @@ def initial(
     """A tensor's first numbers, float32. They depend on its name, its shape and the seed, of RWKV
     also on the number of layers and the size of a head."""
     rng = np.random.default_rng([crc32(name.encode()), seed])
-    layer, own = re.match(r"(?:blk\.(\d+)\.)?(.*)", name).groups()
+    own = re.sub(r"^blk\.\d+\.", "", name)
     if architecture in (rwkv.SIX, rwkv.SEVEN):
-        part, depth = own.removesuffix(".weight"), (int(layer or 0), n_layer)
+        layer = 0 if own == name else int(name.split(".")[1])
+        part, depth = own.removesuffix(".weight"), (layer, n_layer)
         return rwkv.first_numbers(part, shape, architecture, depth, head_size, rng)
     for pattern, draw in _RULES:
         if pattern.search(own):

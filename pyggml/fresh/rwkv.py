@@ -55,7 +55,7 @@ def first_numbers(
     return _orthogonal(shape, 0.1 if _SMALL.fullmatch(name) else 1, rng)
 
 
-def sizes(architecture: str, width: int) -> dict[str, object]:
+def sizes(architecture: str, width: int) -> dict[str, int]:
     """Hyperparameters of a model of this width, by GGUF's keys without the architecture's name:
     the repository's, by which heads have no number, and ranks grow with √width."""
     own = {"wkv.head_size": HEAD_SIZE, "attention.head_count": 0, "attention.head_count_kv": 0}

@@ -371,7 +371,8 @@ def _train(
 
 def _answers_after(job: Job, step: StepReport) -> bool:
     """Whether the prompt is answered after this step; that after the last one follows anyway."""
-    return bool(job.answer_every) and step.step % job.answer_every == 0 < step.n_steps - step.step
+    every = job.answer_every or step.n_steps
+    return step.step % every == 0 < step.n_steps - step.step
 
 
 def _with_rest(error: PyggmlError, left: Sequence[str]) -> PyggmlError:
