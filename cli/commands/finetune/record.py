@@ -16,7 +16,7 @@ from pyggml.cli.terminal.row_losses import RowLoss
 from pyggml.cli.terminal.samples import Reading
 from pyggml.cli.terminal.show import progress_lines, row, size
 from pyggml.errors import PyggmlError
-from pyggml.lora import Trainer
+from pyggml.lora import Report, StepReport, Trainer
 from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.record import Recorder, append, metrics_beside
 from pyggml.model import Model
@@ -68,8 +68,16 @@ def save_answers(
         row("warning", str(error))
 
 
-def answer_at(step: int, model: Model, prompt: np.ndarray, recorded: Recorder) -> None:
-    """Print the model's answer to the prompt after a step, and add it to the metrics."""
+def answer_on_the_way(
+    job: Job, report: Report, model: Model, prompt: np.ndarray, recorded: Recorder
+) -> None:
+    """After a step where that is due print the model's answer to the prompt, and add it to the
+    metrics. That after the last step follows anyway."""
+    if not (job.answer_every and isinstance(report, StepReport)):
+        return
+    step = report.step
+    if step % job.answer_every or step == report.n_steps:
+        return
     with progress_lines():
         question, answer = samples.answer_at(step, model, prompt)
     about = {"prompt": question, "answer": answer}

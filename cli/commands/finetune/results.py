@@ -128,12 +128,12 @@ def check_numbers(trained: Trained) -> None:
         )
 
 
-def save(trained: Trained, trainer: Trainer, meter: Meter, path: Path, metadata: Metadata) -> None:
+def save(trained: Trained, trainer: Trainer, meter: Meter, path: Path) -> None:
     """Write the result. If the disk refuses, the error says where else it was saved."""
     try:
-        losses = _write(trained, path, metadata)
+        losses = _write(trained, path, trainer.parameters.metadata)
     except PyggmlError as error:
-        faults = [*error.faults, *rescue(trained, trainer, meter, path, metadata)]
+        faults = [*error.faults, *rescue(trained, trainer, meter, path)]
         raise PyggmlError(faults, error.about) from error
     row(_word(trained), f"{path}, {size(path.stat().st_size)}")
     if losses is not None:
@@ -152,9 +152,7 @@ def say_loss_of_file(trainer: Trainer, written: Model) -> None:
     row("file", f"validation loss {file:.4f}, {trained.loss:.4f} before it was packed")
 
 
-def rescue(
-    trained: Trained, trainer: Trainer, meter: Meter, path: Path, metadata: Metadata
-) -> list[str]:
+def rescue(trained: Trained, trainer: Trainer, meter: Meter, path: Path) -> list[str]:
     """Save the result in a temporary folder, so that an error costs no work; with `--keep-best` the
     best so far.
 
@@ -165,7 +163,7 @@ def rescue(
     trainer.take_best()
     spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
     try:
-        _write(trained, spare, metadata)
+        _write(trained, spare, trainer.parameters.metadata)
     except PyggmlError:
         spare.parent.rmdir()
         return []

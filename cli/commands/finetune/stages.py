@@ -67,7 +67,7 @@ from pyggml.lora.trainer import checkpoint, lock
 from pyggml.lora.trainer.arithmetic import stored_compute
 from pyggml.lora.trainer.losses import Losses
 from pyggml.lora.trainer.passes import Passes
-from pyggml.lora.trainer.reports import Callback, StepReport
+from pyggml.lora.trainer.reports import Callback
 from pyggml.lora.trainer.validation import cost_of_run
 from pyggml.model import Model
 
@@ -335,7 +335,6 @@ def _train(
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter.of(trainer)
-    metadata = trainer.parameters.metadata
     with stop_on_signals(trainer.stop):
         with (
             _compile_helper(job, trainer, trained) as step_done,
@@ -347,8 +346,7 @@ def _train(
                 meter.add(event)
                 show_report(event)
                 record_report(event)
-                if isinstance(event, StepReport) and _answers_after(job, event):
-                    record.answer_at(event.step, trainer.model, prompt, record_report)
+                record.answer_on_the_way(job, event, trainer.model, prompt, record_report)
                 if meter.last is not None:
                     step_done()
 
@@ -357,22 +355,16 @@ def _train(
             except DeviceLostError as error:  # and the newest numbers with it
                 raise _with_rest(error, results.checkpoint_hint(trainer)) from error
             except PyggmlError as error:
-                left = results.rescue(trained, trainer, meter, job.output, metadata)
+                left = results.rescue(trained, trainer, meter, job.output)
                 raise _with_rest(error, left) from error
         trainer.free()
         trained.parameters.end()
         results.check_numbers(trained)
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
-            results.save(trained, trainer, meter, job.output, metadata)
+            results.save(trained, trainer, meter, job.output)
             record.say_faults(record_report)
     return finished
-
-
-def _answers_after(job: Job, step: StepReport) -> bool:
-    """Whether the prompt is answered after this step; that after the last one follows anyway."""
-    every = job.answer_every or step.n_steps
-    return step.step % every == 0 < step.n_steps - step.step
 
 
 def _with_rest(error: PyggmlError, left: Sequence[str]) -> PyggmlError:
