@@ -346,6 +346,10 @@ class RewardObjective(SampledObjective):
         self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
     ) -> Feed:
         check_prompts(corpus, self)
+        if config.neftune_alpha:
+            fault = f"is {config.neftune_alpha:g}, but {self.name} compares probabilities with "
+            fault += "those that were sampled by, which noise moves: leave it out"
+            raise ConfigError([("neftune_alpha", fault)])
         if not self.kl_weight:
             return SampleFeed(self, config.batch, corpus.train.ctx, None)
         if reference is None:

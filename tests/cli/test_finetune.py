@@ -172,6 +172,7 @@ def test_the_demo_needs_nothing_and_what_is_given_wins(pyggml, planted_demo, tmp
     assert ended.out.count("ROMEO:") == 2
     endings = ("gguf", "html", "metrics.jsonl", "yaml")
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"demo-adapter.{e}" for e in endings]
+    assert pyggml("finetune", "--demo", "--val-split", 0, "--dry-run").code == 0
 
 
 def test_a_stopped_demo_is_resumed_as_it_was_begun(pyggml, planted_demo, signal_after, tmp_path):

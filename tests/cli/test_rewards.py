@@ -71,6 +71,7 @@ def test_faults_are_told_by_row_in_a_sentence(rewarded, tmp_path):
         ("length", ("--answers", 1), "wanted at least 2"),
         ("length", ("--ctx", 8), "ctx is 8: the longest prompt has "),
         ("length", ("--no-packing",), "keeps whole answers together"),
+        ("length", ("--neftune-alpha", 5), "--neftune-alpha is 5, but grpo compares"),
     ):
         ended = rewarded(function, more=more)
         assert ended.code == 2 and fault in " ".join(ended.err.split()), ended.err

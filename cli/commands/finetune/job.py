@@ -246,6 +246,8 @@ def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
         defaults: dict[str, Any] = {"model": demo.BASE, "output": demo.OUTPUT}
         defaults |= {"data": (demo.TEXT,), "prompt": demo.PROMPT, **demo.SETTINGS}
         excluded, _ = _ruled_out(given)
+        if given["val_split"] == 0 and not given["val_file"]:
+            excluded = [*excluded, "val_every", "val_windows"]
         for name, value in defaults.items():
             if given[name] is None and name not in excluded:
                 given[name] = value
