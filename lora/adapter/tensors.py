@@ -32,7 +32,7 @@ from pyggml.lora.adapter.starts import unpack
 from pyggml.model import Model
 from pyggml.models.weights import FRESH
 from pyggml.ops import rescale
-from pyggml.ops.product.rescale import scales_of
+from pyggml.ops.product.scale_slopes import scales_of
 from pyggml.quants import dequantize, quantize
 from pyggml.quants.scales import rescale as rescale_blocks
 from pyggml.quants.scales import scale_places, types_with_scales

@@ -105,7 +105,13 @@ from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_m
 from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
 from pyggml.ops.product.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
 from pyggml.ops.product.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
-from pyggml.ops.product.rescale import rescale, rescale_back, rescale_back_out_prod
+from pyggml.ops.product.rescale import rescale
+from pyggml.ops.product.scale_slopes import (
+    rescale_back,
+    rescale_back_out_prod,
+    rescale_back_out_prod_id,
+    rescale_back_rows,
+)
 from pyggml.ops.recurrent.delta_net import gated_delta_net
 from pyggml.ops.recurrent.ssm_conv import ssm_conv
 from pyggml.ops.recurrent.ssm_scan import ssm_scan
@@ -217,6 +223,8 @@ __all__ = [
     "rescale",
     "rescale_back",
     "rescale_back_out_prod",
+    "rescale_back_out_prod_id",
+    "rescale_back_rows",
     "reshape",
     "rms_norm",
     "rms_norm_back",

@@ -78,7 +78,7 @@ def _check_weight(op_name: str, w: Tensor, depth: int, axis: int) -> None:
         )
 
 
-def _rows_by_expert(
+def rows_by_expert(
     op_name: str, ids: np.ndarray, n_expert: int
 ) -> Iterator[tuple[int, np.ndarray]]:
     """(expert, its row numbers in rising order), at most T rows at a time.
@@ -96,7 +96,7 @@ def _rows_by_expert(
             yield int(expert), order[first : min(first + most, ends[expert])]
 
 
-def _take(x: np.ndarray, rows: np.ndarray, n_rows: int, out: np.ndarray) -> np.ndarray:
+def take_rows(x: np.ndarray, rows: np.ndarray, n_rows: int, out: np.ndarray) -> np.ndarray:
     """Copy rows of x (R, n) to `out`. R divides n_rows: one row of x stands for n_rows / R rows."""
     part = out[: len(rows)]
     np.take(x, rows // (n_rows // len(x)), axis=0, out=part, mode="clip")
@@ -159,8 +159,8 @@ def _by_expert(
     results: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
-    for expert, rows in _rows_by_expert(name, ids, len(w)):
-        part, result = _take(x, rows, ids.size, gathered), results[: len(rows)]
+    for expert, rows in rows_by_expert(name, ids, len(w)):
+        part, result = take_rows(x, rows, ids.size, gathered), results[: len(rows)]
         o = gemm.Operands(result, part, w[expert], scratch, accumulate=False)
         gemm.call_of(of.problem(len(rows)), o)()
         out[rows] = result
@@ -306,9 +306,9 @@ def _sums(
     scratch: np.ndarray,
 ) -> None:
     dw.fill(0)
-    for expert, rows in _rows_by_expert("out_prod_id", ids, len(dw)):
-        right = _take(x, rows, ids.size, gathered_x).T[None]
-        left = _take(dy, rows, ids.size, gathered_dy).T[None]
+    for expert, rows in rows_by_expert("out_prod_id", ids, len(dw)):
+        right = take_rows(x, rows, ids.size, gathered_x).T[None]
+        left = take_rows(dy, rows, ids.size, gathered_dy).T[None]
         o = gemm.Operands(dw[expert : expert + 1], left, right, scratch, accumulate=True)
         gemm.call_of(of.problem(len(rows)), o)()
 

@@ -6,12 +6,13 @@ along a relative change u of the scale, d·(1 + u): so no type needs a formula o
 """
 
 from functools import cache
+from typing import Any, cast
 
 import numpy as np
 
 from pyggml.jit import exact
 from pyggml.quants.bits import f16_to_float, float_to_f16
-from pyggml.quants.layout import Decoder
+from pyggml.quants.layout import Block, Decoder
 from pyggml.quants.readers.arrays import ArrayBlock
 from pyggml.quants.registry import QUANTS, quant
 from pyggml.quants.unpack import UNPACK
@@ -58,6 +59,28 @@ def scale_places(name: str) -> np.ndarray:
     places = np.array(nibbles, np.int64).reshape(-1, _NIBBLES, 2)
     places.flags.writeable = False
     return places
+
+
+class _OneScale:
+    """A block whose other float16 scales are 0. Types with several have them as whole float16."""
+
+    def __init__(self, block: Block, place: int) -> None:
+        self._block, self._place = block, place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._block, name)
+
+    def f16(self, offset: int, n: int = 1) -> Any:
+        is_kept = offset == self._place
+        return self._block.f16(offset, n) if is_kept else self._block.constant(0.0)
+
+
+def parts_of(name: str) -> list[Decoder]:
+    """For each scale of a type's blocks, the decoder of the part that it makes of the weights."""
+    decoder, places = quant(name).decode, scale_places(name)[:, 0, 0].tolist()
+    if len(places) == 1:
+        return [decoder]
+    return [lambda block, at=at: decoder(cast(Block, _OneScale(block, at))) for at in places]
 
 
 def types_with_scales() -> list[str]:

@@ -15,7 +15,7 @@ With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)²
 
 The full (n_tokens, n_vocab) matrix never exists; on Intel's tiles (pyggml.ops.loss.head_amx) no row
 of it does. The unfused twins are mul_mat, then cross_entropy_by_row, cross_entropy_rows or
-soft_cross_entropy; they also have a gradient for w.
+soft_cross_entropy. The gradient of w is an op of its own (pyggml.ops.loss.head_back).
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,6 @@ import numpy as np
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.formulas.softcap import SOFTCAP
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
@@ -36,9 +35,10 @@ from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.arithmetic.arith import mul
-from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
+from pyggml.ops.expect import NONE_FROM_ZERO
 from pyggml.ops.layout.layout import reshape
 from pyggml.ops.loss import head_amx, head_slices
+from pyggml.ops.loss.head_back import expect_layer, expect_targets, linear_cross_entropy_back_w
 from pyggml.ops.loss.head_slices import Wanted
 from pyggml.ops.loss.soft import (
     BETAS,
@@ -48,7 +48,6 @@ from pyggml.ops.loss.soft import (
     soft_losses,
     soft_wanted,
 )
-from pyggml.quants import QUANTS
 
 _CHUNK_BYTES = 192 << 20  # of what is made of a chunk's rows at once
 
@@ -65,7 +64,7 @@ def linear_cross_entropy(
 
     h (T, K) float32, w (V, K) of any type, targets (T,) int32 in [0, V), weights (T,) float32; rows
     of weight 0 cost nothing. gradient=False leaves out what only training needs. softcap, 0 for
-    none, caps the logits. The gradient is with respect to h; w has none here. `saved[0]` of the
+    none, caps the logits. `saved[0]` of the
     result, () float32, counts the rows of weight other than 0 whose target has the greatest logit.
     Raises ShapeError if shapes or types do not fit, and, when computed, if a target is out of
     range.
@@ -112,26 +111,9 @@ def linear_soft_cross_entropy(
 def _spec(
     h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool, softcap: float
 ) -> Spec:
-    _expect_layer("linear_cross_entropy", h, w, softcap)
-    n = h.shape[0]
-    if targets.shape != (n,) or weights.shape != (n,):
-        raise ShapeError(
-            f"linear_cross_entropy: targets {targets.shape}, weights {weights.shape}, wanted ({n},)"
-        )
-    if not h.dtype is weights.dtype is F32 or targets.dtype is not I32:
-        raise ShapeError("linear_cross_entropy: wanted h and weights in F32, targets in I32")
+    expect_layer("linear_cross_entropy", h, w, softcap)
+    expect_targets("linear_cross_entropy", h.shape[0], targets, weights)
     return Spec(())
-
-
-def _expect_layer(name: str, h: Tensor, w: Tensor, softcap: float) -> None:
-    expect_number(name, "softcap", softcap)
-    fits = len(h.shape) == len(w.shape) == 2 and h.shape[1] == w.shape[1]
-    if not fits or 0 in (*h.shape, *w.shape):
-        raise ShapeError(f"{name}: h {h.shape}, w {w.shape}, wanted (T, K), (V, K), none empty")
-    if h.dtype is not F32:
-        raise ShapeError(f"{name}: h is {h!r}, wanted F32")
-    if w.dtype.name not in QUANTS:
-        raise ShapeError(f"{name}: rows of {w!r} cannot be unpacked")
 
 
 def _soft_spec(
@@ -140,7 +122,7 @@ def _soft_spec(
 ) -> Spec:  # fmt: skip
     name = "linear_soft_cross_entropy"
     expect_beta(name, beta)
-    _expect_layer(name, h, w, softcap)
+    expect_layer(name, h, w, softcap)
     expect_shares(name, (h.shape[0], w.shape[0]), targets, shares, weights)
     return Spec(())
 
@@ -355,15 +337,18 @@ def _saved_specs(h: Tensor, *_: Tensor, gradient: bool, **how: float) -> tuple[S
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dh = weight · (softmax(h·Wᵀ) - target)·W · dy
+    """dh = weight · (softmax(h·Wᵀ) - target)·W · dy, dW = weight · (softmax(h·Wᵀ) - target)ᵀ·h · dy
 
-    dh comes from the forward kernel. Weights are data; the unfused twin has a gradient for w.
+    dh comes from the forward kernel, dW from an op of its own. Weights are data.
     """
     if not node.params["gradient"]:
         name = "" if node.op is None else node.op.name
         raise NoGradientError(f"{name} at {node!r} was built with gradient=False, wanted True")
+    h, w, *wanted, weights = node.src
     by_row = reshape(dy, (-1, 1)) if dy.shape else dy
-    return mul(node.saved[1], by_row), *(None for _ in node.src[1:])
+    cap, beta = node.params["softcap"], node.params.get("beta", 0.0)
+    dw = linear_cross_entropy_back_w(h, w, *wanted, mul(weights, dy), softcap=cap, beta=beta)
+    return mul(node.saved[1], by_row), dw, *(None for _ in node.src[2:])
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:

@@ -17,7 +17,7 @@ The targets' own terms are added in float32: rounded beside small ones they woul
 accuracy. Where q_s is 1 for one target, L is its cross entropy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -121,6 +121,32 @@ def _slice_kernel(capped: bool) -> Callable[..., None]:
 _TAKE_SLICE = {capped: _slice_kernel(capped) for capped in (False, True)}
 
 
+def _slopes_kernel(capped: bool) -> Callable[..., None]:
+    has_cap = np.bool_(capped)
+
+    @parallel
+    def take_slopes(z, m, factor, targets, factors, first, cap):
+        """The logits z of rows `first` … of w become their slopes."""
+        for i in prange(z.shape[0]):
+            row = z[i]
+            if has_cap:
+                _cap(row, cap)
+                _capped_exponentials(row, m[i], cap)
+            else:
+                _exponentials(row, m[i])
+            for j in range(row.size):
+                row[j] *= factor[i]
+            for s in range(targets.shape[1]):
+                target = targets[i, s] - first
+                if 0 <= target < row.size:
+                    row[target] = factors[i, s]
+
+    return take_slopes
+
+
+_TAKE_SLOPES = {capped: _slopes_kernel(capped) for capped in (False, True)}
+
+
 @parallel
 def _add_rows(o, rows, table, targets, factors, unpack, n_blocks):
     """o += Σ_s factors_s · the row of w of target s; rows: scratch, one for each position."""
@@ -148,7 +174,7 @@ def _add_targets(
 # -- a chunk of positions -------------------------------------------------------------------------
 
 
-def _slice_rows(n: int, n_vocab: int) -> int:
+def slice_rows(n: int, n_vocab: int) -> int:
     """Rows of w in a slice, for chunks of n positions."""
     return min(n_vocab, max(FEWEST, SLICE_BYTES // (4 * n) // STEP * STEP))
 
@@ -158,7 +184,7 @@ def arrays(
 ) -> dict[str, Array]:
     """Scratch for a chunk of up to n positions of k numbers and so many targets."""
     n_vocab, kind = w.shape[0], w.dtype
-    rows = _slice_rows(n, n_vocab)
+    rows = slice_rows(n, n_vocab)
     sizes = {rows, n_vocab % rows or rows}
     forward = [gemm.Problem("mul_mat", n, v, k, kind, compute) for v in sizes]
     backward = [gemm.Problem("out_prod", n, k, v, kind, compute) for v in sizes if gradient]
@@ -193,7 +219,7 @@ def bind_slices(
 ) -> list[Slice]:
     """The slices for h (n, K) and o (n, K); own: `arrays` for n_most positions or more."""
     (n, k), n_vocab, slices = h.shape, len(w.data), []
-    rows = _slice_rows(n_most, n_vocab)
+    rows = slice_rows(n_most, n_vocab)
     packed: tuple[int, str] | None = None
     for v in range(0, n_vocab, rows):
         part, width = replace(w, data=w.data[v : v + rows]), min(rows, n_vocab - v)
@@ -219,25 +245,66 @@ def run(
     """(losses (n,), how many positions have their first target on top); with a gradient, o becomes
     that. rows: h, which is overwritten, and o; how: the cap and β of the loss."""
     (h, o), n = rows, len(rows[0])
-    (targets, shares, weights), (cap, beta) = wanted, how
-    m, rest, logits = (own[name][:n] for name in ("m", "rest", "target_logits"))
-    gradient, take_slice = slices[0].add is not None, _TAKE_SLICE[bool(cap)]
+    gradient, cap = slices[0].add is not None, how[0]
+    take_slice = _TAKE_SLICE[bool(cap)]
     sums = o if gradient else np.empty((n, 0), np.float32)
+    m, rest, logits = (own[name][:n] for name in ("m", "rest", "target_logits"))
     for part in slices:
         part.make()
-        take_slice(part.z, m, rest, logits, sums, targets, part.first, cap if cap else _ONE)
+        take_slice(part.z, m, rest, logits, sums, wanted.targets, part.first, cap if cap else _ONE)
         if part.add is not None:
             part.add()
+    losses, factor, factors = _factors(m, rest, logits, wanted, how)
+    if gradient:
+        o *= factor[:, None]
+        _add_targets(o, h, w, wanted.targets, factors)
+    return wanted.weights * losses, int(np.count_nonzero(logits[:, 0] == m))
+
+
+def _factors(
+    m: np.ndarray,
+    rest: np.ndarray,
+    logits: np.ndarray,
+    wanted: Wanted,
+    how: tuple[np.float32, float],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(losses (n,), f (n,) with dL/dz_v = f · e^(z_v − m) · slope_v of all v but targets, dL/dz_s
+    (n, k) of these) after all slices."""
+    (_, shares, weights), (cap, beta) = wanted, how
     with np.errstate(all="ignore"):  # logits may not be finite
         above, rest = logits - m[:, None], np.maximum(rest, _LEAST)
         e = np.exp(above)
         norm = rest + e.sum(axis=1)
         log_p = np.column_stack([above, np.log(rest)]) - np.log(norm)[:, None]
         losses, shares = cases(shares, log_p, beta)
-        if gradient:
-            mass, q, q_rest = shares.sum(axis=1), shares[:, :-1], shares[:, -1]
-            o *= (weights * (mass / norm - q_rest / rest))[:, None]
-            factors = weights[:, None] * (mass[:, None] * e / norm[:, None] - q)
-            factors = SOFTCAP_BACK(logits, factors, cap=float(cap)) if cap else factors
-            _add_targets(o, h, w, targets, factors.astype(np.float32))
-    return weights * losses, int(np.count_nonzero(logits[:, 0] == m))
+        mass, q, q_rest = shares.sum(axis=1), shares[:, :-1], shares[:, -1]
+        factor = weights * (mass / norm - q_rest / rest)
+        factors = weights[:, None] * (mass[:, None] * e / norm[:, None] - q)
+        factors = SOFTCAP_BACK(logits, factors, cap=float(cap)) if cap else factors
+    return losses, factor, factors.astype(np.float32)
+
+
+def run_slopes(
+    slices: list[Slice],
+    rows: np.ndarray,
+    wanted: Wanted,
+    how: tuple[np.float32, float],
+    own: Scratch,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row of w, dL/dz (n, rows) of these) of one slice after the other, which are made
+    twice: once for what all of them have in common. rows: h, which stays."""
+    n, cap = len(rows), how[0]
+    take_slice, take_slopes = _TAKE_SLICE[bool(cap)], _TAKE_SLOPES[bool(cap)]
+    m, rest, logits = (own[name][:n] for name in ("m", "rest", "target_logits"))
+    none = np.empty((n, 0), np.float32)
+    for part in slices:
+        part.make()
+        take_slice(part.z, m, rest, logits, none, wanted.targets, part.first, cap if cap else _ONE)
+    _, factor, factors = _factors(m, rest, logits, wanted, how)
+    for part in slices:
+        part.make()
+        take_slopes(
+            part.z, m, factor.astype(np.float32), wanted.targets, factors, part.first,
+            cap if cap else _ONE,
+        )  # fmt: skip
+        yield part.first, part.z

@@ -92,7 +92,8 @@ def _gather(dtype: DType) -> Any:
     return gather
 
 
-def _no_such_row(site: CudaSite, op: str, n_rows: int) -> int:
+def no_such_row(site: CudaSite, op: str, n_rows: int) -> int:
+    """The number of the fault of an id that is none of so many rows."""
     return site.faults.number(f"{op}: an id is no row of a table of {n_rows} rows")
 
 
@@ -101,7 +102,7 @@ def _get_rows(site: CudaSite) -> Call:
     *batch, n_rows, n = table.shape
     batches = Batches.of(tuple(batch), ids.shape)
     n_ids = prod(ids.shape[len(batch) :])
-    fault = _no_such_row(site, "get_rows", n_rows)
+    fault = no_such_row(site, "get_rows", n_rows)
     return per_result(
         _gather(table.dtype), site, n, n_ids, n_rows, tuple(batches),
         site.faults.cell, fault,
@@ -130,7 +131,7 @@ def _get_rows_back(site: CudaSite) -> Call:
     dy, ids = site.node.src
     batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
     n_ids = prod(ids.shape[len(batch) :])
-    fault = _no_such_row(site, "get_rows_back", n_rows)
+    fault = no_such_row(site, "get_rows_back", n_rows)
     add = per_element(
         _add_rows, prod(batch) * n, site.stream, site.out, *site.src, n, n_ids,
         n_rows, tuple(Batches.of(batch, ids.shape)), site.faults.cell,
@@ -266,7 +267,7 @@ def _packer(kind: _Bits) -> Any:
 def faults_of_rows(site: CudaSite, n_rows: int) -> tuple[int, int]:
     """The numbers of the faults of ids to write to: that one is no row, and that it comes twice."""
     twice = site.faults.number("set_rows: an id is named twice")
-    return _no_such_row(site, "set_rows", n_rows), twice
+    return no_such_row(site, "set_rows", n_rows), twice
 
 
 def _set_rows(site: CudaSite) -> Call:

@@ -1,6 +1,7 @@
 """Weights of a block, for every weight type, as device functions.
 
     weight_of    weight(raw, at, j): weight j of the block at byte `at` of raw (uint8), float32
+    part_of      part(raw, at, j): of that weight the part that one scale of the block makes
     four_of      four(raw, at, j): weights j to j + 3, for j a multiple of 4
     eights_of    eights(out, i, raw, at, lane): of each group of 32 the eight weights from `lane`
                  on, a multiple of 8, to out from element i on
@@ -22,6 +23,7 @@ from pyggml.backends.cuda.code.jit import device
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP, ByteTable, Decoder
 from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
+from pyggml.quants.scales import parts_of
 
 
 class PythonBlock(ExpressionBlock):
@@ -292,6 +294,12 @@ def _compile(source: ReaderSource, name: str, function: str, **known: Any) -> An
 def weight_of(name: str) -> Any:
     """The device function of one weight of the type of this name."""
     return _compile(source_of(QUANTS[name].decode), name, "weight")
+
+
+@cache
+def part_of(name: str, k: int) -> Any:
+    """The same of the part of a weight that scale k of its block makes."""
+    return _compile(source_of(parts_of(name)[k]), name, "weight")
 
 
 @cache

@@ -44,7 +44,8 @@ def _batches(batch: Shape, ids: Shape) -> dict[str, int]:
     return {"INNER": sizes[1], "IDS_OUTER": of_ids[0], "IDS_INNER": of_ids[1], "N_IDS": n_ids}
 
 
-def _no_such_row(site: ShaderSite, n_rows: int) -> tuple[BufferRange, int]:
+def no_such_row(site: ShaderSite, n_rows: int) -> tuple[BufferRange, int]:
+    """The cell and the number of the fault of an id that is none of so many rows."""
     assert site.node.op is not None
     return site.fault(f"{site.node.op.name}: an id is no row of a table of {n_rows} rows")
 
@@ -83,7 +84,7 @@ def parts_of(
 def _get_rows(site: ShaderSite) -> Sequence[Dispatch]:
     table, ids = site.node.src
     *batch, n_rows, n = table.shape
-    cell, no_row = _no_such_row(site, n_rows)
+    cell, no_row = no_such_row(site, n_rows)
     functions, put, unit = _unpack_functions(table.dtype)
     body = functions + whole(_GET.replace("PUT", put))
     total, calls = site.node.n_elements // unit, []
@@ -129,7 +130,7 @@ _ADD = """
 def _get_rows_back(site: ShaderSite) -> Sequence[Dispatch]:
     dy, ids = site.node.src
     batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
-    cell, no_row = _no_such_row(site, n_rows)
+    cell, no_row = no_such_row(site, n_rows)
     total = prod(batch) * n
     constants = {"TOTAL": total, "N": n, "N_ROWS": n_rows, "NO_ROW": no_row}
     constants |= _batches(batch, ids.shape)
@@ -169,7 +170,7 @@ def _set_rows(site: ShaderSite) -> Sequence[Dispatch]:
     batch = dst.shape[: len(ids.shape) - 1]
     per_word = 2 if dst.dtype is F16 else 1
     n_rows, n = dst.shape[len(batch)], prod(dst.shape[len(batch) + 1 :]) // per_word
-    cell, no_row = _no_such_row(site, n_rows)
+    cell, no_row = no_such_row(site, n_rows)
     _, twice = site.fault("set_rows: an id is named twice")
     _, x, numbers_ = site.src
     check = {"TOTAL": ids.n_elements, "N_IDS": ids.shape[-1], "N_ROWS": n_rows}

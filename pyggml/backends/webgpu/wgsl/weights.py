@@ -20,6 +20,7 @@ from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import EVEN_SIGNS, GROUP, ByteTable
 from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
+from pyggml.quants.scales import parts_of
 
 QUAD = 4  # neighbouring weights that are read at once; the first has an index divisible by 4
 GRIDS = "grids_"  # before a weight type's name: the buffer of its grids, as shaders name it
@@ -225,10 +226,13 @@ def grid_words(name: str) -> np.ndarray:
 
 
 @cache
-def weight_source(name: str) -> str:
-    """The WGSL of `weights` for the weight type of this name, which reads `w_at` and `w_word`."""
+def weight_source(name: str, part: int | None = None) -> str:
+    """The WGSL of `weights` for the weight type of this name, which reads `w_at` and `w_word`.
+
+    part: of a weight that which this scale of its block makes; None: the whole"""
     block = WordsBlock(name)
-    QUANTS[name].decode(block)
+    decoder = QUANTS[name].decode if part is None else parts_of(name)[part]
+    decoder(block)
     lines = [_HELPERS, *(_table(i, table) for i, table in enumerate(block.tables))]
     lines += ["fn weights(at: u32, j: u32) -> vec4<f32> {", "    let lane = j & 31u;"]
     *some, last = sorted(block.groups)
