@@ -31,7 +31,7 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.model import Model
 from pyggml.models.weights import FRESH
-from pyggml.ops import rescale
+from pyggml.ops import rescale, scale
 from pyggml.ops.product.scale_slopes import scales_of
 from pyggml.quants import dequantize, quantize
 from pyggml.quants.scales import rescale as rescale_blocks
@@ -223,33 +223,32 @@ def _refuse(faults: Sequence[str]) -> None:
 
 
 def train_scales(model: Model) -> TrainedTensors:
-    """Make the scales trainable of all matrices of the blocks; `model` itself stays as it is.
+    """Make the scales trainable of all matrices of blocks, experts, and tables of embeddings;
+    `model` itself stays as it is.
 
-    Embeddings, the output matrix and experts keep theirs, and so do types whose scales are no
-    float16 (MXFP4, NVFP4). Raises AdapterError if no matrix is left, or for a model on a device:
-    the CPU alone trains scales.
+    Types whose scales are no float16 (MXFP4, NVFP4) keep theirs. A matrix of more bits moves in
+    smaller steps than the mean, as its scales are the nearer to what they should be. Raises
+    AdapterError if no matrix is left.
     """
     specs, weights = model.parts.decoder.tensors(), model.parts.weights
     packed = {n: w for n, w in weights.items() if w.dtype.quantised}
     chosen = {
         name: w
         for name, w in packed.items()
-        if name.startswith("blk.") and specs[name].linear and len(w.shape) == 2
+        if name in specs and (specs[name].linear or specs[name].table)
         if len(scale_places(w.dtype.name))
     }
     if not chosen:
         raise AdapterError([("train", f"scales: {_why_none(weights, packed)}")])
-    if others := [b.name for b in model.devices.backends if not b.is_host]:
-        raise AdapterError(
-            [("train", f"scales: the CPU alone trains them, and the model is on {others[0]}")]
-        )
     shapes = {name + SCALES: scales_of(name, w) for name, w in chosen.items()}
-    parameters = Parameters(shapes, {"train": "scales"})
-    changes = {name: parameters.tensors[name + SCALES] for name in chosen}
-    nodes = {name: rescale(w, changes[name]).named(name) for name, w in chosen.items()}
-    blocks = {name: partial(_blocks, w, changes[name]) for name, w in chosen.items()}
+    parameters, bits = Parameters(shapes, {"train": "scales"}), _bits(chosen.values())
+    nodes, blocks = dict[str, Tensor](), dict[str, Numbers]()
+    for name, w in chosen.items():
+        u, step = parameters.tensors[name + SCALES], 2.0 ** (bits - _bits([w]))
+        nodes[name] = rescale(w, u if step == 1 else scale(u, step)).named(name)
+        blocks[name] = partial(_blocks, w, u, np.float32(step))
     words = [f"the scales of {_count(len(chosen), 'matrix', 'matrices')}", *_kept(packed, chosen)]
-    rate = _RATE * 2.0 ** -_bits(chosen.values())
+    rate = _RATE * 2.0**-bits
     return TrainedTensors(_with(model, nodes), parameters, words, blocks=blocks, rate=rate)
 
 
@@ -266,15 +265,15 @@ def _with(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     return trained
 
 
-def _blocks(w: Tensor, u: Tensor) -> np.ndarray:
-    return rescale_blocks(read(w), read(u), w.dtype.name)
+def _blocks(w: Tensor, u: Tensor, step: np.float32) -> np.ndarray:
+    return rescale_blocks(read(w), read(u) * step, w.dtype.name)
 
 
 def _why_none(weights: Mapping[str, Tensor], packed: Mapping[str, Tensor]) -> str:
     types = ", ".join(dict.fromkeys(w.dtype.name for w in (packed or weights).values()))
-    reason = f"no matrix of the blocks has float16 scales, its tensors are {types}"
+    reason = f"no matrix of the model has float16 scales, its tensors are {types}"
     if packed:
-        return f"{reason}; wanted one that is not of an expert, in {', '.join(types_with_scales())}"
+        return f"{reason}; wanted one in {', '.join(types_with_scales())}"
     return (
         f"{reason}; quantise the model first (pyggml quantize), or train an adapter or its floats"
     )

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from extras import need
+from packed_blocks import scaled_blocks
 
 from pyggml import ops
 from pyggml.backends.cpu import CPU
@@ -32,8 +33,8 @@ WITHOUT_A_KERNEL = {
     "gated_linear_attn", "group_norm", "group_norm_back", "im2col", "im2col_back", "likeliest",
     "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
     "pad_back", "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
-    "pool_max_back", "rescale_back_out_prod_id", "roll", "roll_back",
-    "rwkv_wkv6", "rwkv_wkv7", "set", "soft_cross_entropy",
+    "pool_max_back", "linear_cross_entropy_back_w", "rescale_back_linear_cross_entropy",
+    "rescale_back_out_prod_id", "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set", "soft_cross_entropy",
     "solve_tri", "solve_tri_t", "ssm_scan", "ssm_scan_back", "swiglu_back",
     "timestep_embedding", "tri", "upscale", "upscale_back", "view_back", "wkv_back",
 }
@@ -99,7 +100,7 @@ def agrees(name, gpu):
         outputs = (node, *node.saved)
         found = results(Graph.of(*outputs), Devices([gpu, CPU()]))
         theirs = results(Graph.of(*outputs), Devices([CPU()]))
-        if node.dtype in (F16, BF16):
+        if node.dtype in (F16, BF16) or node.dtype.quantised:
             np.testing.assert_array_equal(found[0], theirs[0])
         else:
             near(found[0], wanted, node)
@@ -278,6 +279,17 @@ def test_every_weight_type_is_unpacked_as_on_the_host(name, gpu):
     assert gpu.refusal(node) is None
     found, wanted = (results(Graph.of(node), Devices(d))[0] for d in ([gpu, CPU()], [CPU()]))
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", ["Q5_1", "Q2_K", "Q4_K", "Q6_K", "IQ1_M"])
+def test_scales_change_and_have_slopes_as_on_the_host(name, gpu):
+    nodes = scaled_blocks(name)
+    assert [gpu.refusal(node) for node in nodes] == [None] * 3
+    on = [Devices([gpu, CPU()]), Devices([CPU()])]
+    (changed, *slopes), (bytes_, *wanted) = (results(Graph.of(*nodes), d) for d in on)
+    np.testing.assert_array_equal(changed, bytes_)
+    for node, mine, theirs in zip(nodes[1:], slopes, wanted, strict=True):
+        near(mine, theirs, node)
 
 
 def test_larger_tensors_than_a_binding_are_named(narrow):

@@ -23,6 +23,7 @@ from pyggml.lora.ranks import ALONE, ranks_of_process
 from pyggml.lora.ranks.alone import Ranks, share
 from pyggml.lora.trainer.folder import newest
 from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.requantize import requantize
 from pyggml.runtime import Devices
 
 _BESIDE = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
@@ -158,13 +159,17 @@ def test_without_mpi4py_the_extra_is_named(launched, variables, monkeypatch):
         (2, {"batch": 2, "keep_best": True, "val_every": 2, "grad_accum": 3}),
         (2, {"train": "full", "optimiser": "sgd"}),
         (2, {"train": "Q4_0", "keep_best": True, "val_every": 2}),
+        (2, {"train": "scales", "batch": 2}),
         (3, {"compute": "f32", "optimiser": "lion", "neftune_alpha": 5.0}),
         (2, {"kind": "dpo"}),
         (3, {"kind": "kto"}),
     ],
-    ids=["two", "full", "packed", "three", "dpo", "kto"],
+    ids=["two", "full", "packed", "scales", "three", "dpo", "kto"],
 )
-def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, n, settings):
+def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, tmp_path, n, settings):
+    if settings.get("train") == "scales":
+        requantize(tiny, tmp_path / "packed.gguf", "Q5_1")
+        tiny = tmp_path / "packed.gguf"
     whole = ranked_run.trainer_of(tiny, **settings)
     whole.run()
     wanted = json.loads(json.dumps(ranked_run.outcome(whole)))

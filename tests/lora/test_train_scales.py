@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 from separate_cpu import SeparateCPU
+from tiny_models import write as write_model
 
 import pyggml
 from pyggml import gguf
 from pyggml.errors import AdapterError
-from pyggml.graph.arrays import write
+from pyggml.graph.arrays import read, write
+from pyggml.graph.dtypes import dtype
+from pyggml.graph.tensor import leaf
 from pyggml.lora import TrainConfig, Trainer, loss_and_grads, train_scales, train_tensors
 from pyggml.ops.loss.loss import cross_entropies
-from pyggml.quants import dequantize
+from pyggml.quants import dequantize, quantize
+from pyggml.quants.scales import scale_places
 from pyggml.requantize import requantize
 
 from measures import nmse
@@ -28,16 +32,31 @@ def packed(tiny, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """One of experts, whose output matrix is its token embedding."""
+    folder = tmp_path_factory.mktemp("mixture")
+    sizes = {"embedding_length": 32, "expert_feed_forward_length": 64, "block_count": 1}
+    path = write_model(
+        folder / "f.gguf", "qwen3moe", sizes, tensors={"output.weight": None}, n_vocab=48
+    )
+    requantize(path, folder / "packed.gguf", "Q4_1")
+    return folder / "packed.gguf"
+
+
 def run_of(path, corpus, **settings):
     trained = train_scales(pyggml.load(path))
     config = TrainConfig(**{"lr": 0.02, "epochs": 2, "warmup_steps": 0, **settings})
     return trained, Trainer(trained.model, trained.parameters, corpus, config)
 
 
-def test_gradients_are_slopes_of_the_loss(packed):
-    """Of all scales of a matrix along themselves, whatever float16 holds of the way."""
-    trained = train_scales(pyggml.load(packed, compute="f32"))
+@pytest.mark.parametrize("model", ["packed", "mixture"])
+def test_gradients_are_slopes_of_the_loss(model, request):
+    """Of all scales of a matrix along themselves, whatever float16 holds of the way: those of
+    blocks, of the output matrix, of embeddings that are both, and of experts."""
+    trained = train_scales(pyggml.load(request.getfixturevalue(model), compute="f32"))
     tensors, h = trained.parameters.tensors, 2**-4
+    assert len(tensors) == {"packed": 23, "mixture": 8}[model]
     _, grads = loss_and_grads(trained.model, TOKENS, parameters=tensors)
     for name, u in tensors.items():
         ends = []
@@ -58,9 +77,10 @@ def test_the_gradient_is_that_of_the_weights_themselves(packed, tmp_path):
     _, grads = loss_and_grads(trained.model, TOKENS, parameters=trained.parameters.tensors)
     with gguf.open(packed) as file:
         for name, slopes in dw.items():
+            step = trained.model.parts.weights[name].src[1].params["s"]
             w = dequantize(file.data(name), "Q5_1")
             both = (w * slopes).reshape(*w.shape[:-1], -1, 32).sum(-1)  # of d and of m together
-            found = grads[f"{name}.scales"].sum(-1)
+            found = grads[f"{name}.scales"].sum(-1) / step
             assert np.abs(found - both).max() < 1e-4 * np.abs(both).max()
 
 
@@ -78,9 +98,11 @@ def test_a_run_lowers_the_loss_and_its_file_is_the_model(packed, corpus_of, tmp_
         for name, info in old.tensors.items():
             assert (new.tensors[name].dtype, new.tensors[name].shape) == (info.dtype, info.shape)
             differ = old.data(name).reshape(-1) != new.data(name).reshape(-1)
-            is_scale = np.arange(differ.size) % 24 < 4  # d and m come first in a block of 24 bytes
-            allowed = is_scale if f"{name}.scales" in trained.parameters.tensors else False
-            assert not (differ & ~np.asarray(allowed)).any(), name
+            kind = info.dtype
+            places = scale_places(kind.name)[..., 0] if kind.quantised else []
+            is_scale = np.isin(np.arange(differ.size) % kind.block_bytes, places)
+            assert not (differ & ~is_scale).any(), name
+            assert (differ & is_scale).any() == kind.quantised, name
 
 
 def test_a_resumed_run_has_the_same_bytes(packed, corpus_of, tmp_path):
@@ -95,13 +117,29 @@ def test_a_resumed_run_has_the_same_bytes(packed, corpus_of, tmp_path):
     np.testing.assert_array_equal(again.parameters.data, whole.parameters.data)
 
 
-def test_what_has_no_scales_is_told(tiny, packed):
-    words = ["the scales of 21 matrices", "token_embd, output keep theirs"]
-    assert train_scales(pyggml.load(packed)).words == words
+def test_what_has_no_scales_is_told(tiny, packed, tmp_path):
+    assert train_scales(pyggml.load(packed)).words == ["the scales of 23 matrices"]
     with pytest.raises(AdapterError, match="its tensors are F32; quantise the model first"):
         train_scales(pyggml.load(tiny))
-    with pytest.raises(AdapterError, match="the CPU alone trains them, and the model is on sepa"):
-        train_scales(pyggml.load(packed, backends=[SeparateCPU()]))
+    model = pyggml.load(packed)
+    name = "blk.0.ffn_up.weight"
+    raw = quantize(dequantize(read(model.parts.weights[name]), "Q5_1"), "MXFP4")
+    model.parts.weights[name] = leaf(raw, name, dtype("MXFP4"))
+    assert train_scales(model).words == ["the scales of 22 matrices", "blk.0.ffn_up keeps theirs"]
+
+
+def test_a_device_trains_the_bits_of_the_host(packed, tmp_path):
+    losses = []
+    for i, backends in enumerate(([], [SeparateCPU()])):
+        trained = train_scales(pyggml.load(packed, compute="f32", backends=backends))
+        losses.append(loss_and_grads(trained.model, TOKENS, parameters=trained.parameters.tensors))
+        for name, u in trained.parameters.tensors.items():
+            write(u, -0.1 * np.sign(losses[0][1][name]))
+        trained.save(tmp_path / f"{i}.gguf")
+    assert losses[0][0] == losses[1][0]
+    for name, gradient in losses[0][1].items():
+        np.testing.assert_array_equal(losses[1][1][name], gradient)
+    assert (tmp_path / "0.gguf").read_bytes() == (tmp_path / "1.gguf").read_bytes()
 
 
 @pytest.mark.interop

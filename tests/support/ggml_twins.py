@@ -270,9 +270,11 @@ WITHOUT = {
     "several nodes in ggml": "mul_mat_add out_prod_add rms_norm_mul clip_norm",
     "LoRA's update within a product": """mul_mat_low_rank out_prod_low_rank
         out_prod_low_rank_add""",
-    "ggml trains no scales of blocks": "rescale rescale_back rescale_back_out_prod",
+    "ggml trains no scales of blocks": """rescale rescale_back rescale_back_rows
+        rescale_back_out_prod rescale_back_out_prod_id rescale_back_linear_cross_entropy""",
     "ggml draws no random numbers": "dropout uniform_noise",
     "a loss of this trainer": """linear_cross_entropy linear_cross_entropy_by_row
+        linear_cross_entropy_back_w
         cross_entropy_rows cross_entropy_rows_back cross_entropy_by_row
         linear_soft_cross_entropy soft_cross_entropy""",
     "a step of generation within the graph": """likeliest advance window_span chunk_span

@@ -15,7 +15,15 @@ import numpy as np
 import pyggml
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.errors import PyggmlError
-from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach, train_packed, train_tensors
+from pyggml.lora import (
+    LoraConfig,
+    TrainConfig,
+    Trainer,
+    attach,
+    train_packed,
+    train_scales,
+    train_tensors,
+)
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.windows.answers import Answer, preferences
 from pyggml.lora.objectives import OBJECTIVES
@@ -46,12 +54,15 @@ def _answer(rng, n, wanted):
 
 
 def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, **settings):
-    """train: "full" for all tensors, or a file type for what its blocks hold; else an adapter."""
+    """train: "full" for all tensors, "scales" for those of blocks, or a file type for what its
+    blocks hold; else an adapter."""
     settings = {"lr": 0.01, "epochs": 2, "grad_accum": 4, "warmup_steps": 2, **settings}
     base = pyggml.load(model, compute=settings.get("compute", "auto"))
     lora = LoraConfig(rank=3, alpha=5.0, dropout=0.1)
     if train is None:
         adapter = attach(base, lora)
+    elif train == "scales":
+        adapter = train_scales(base)
     else:
         adapter = (
             train_tensors(base, ["*"]) if train == "full" else train_packed(base, ["*"], train)

@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+from packed_blocks import scaled_blocks
 
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.unpack import Thin, unpack, unpacked_beside
+from pyggml.graph import Graph
 from pyggml.quants import QUANTS, dequantize
+from pyggml.runtime import Devices, results
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*value encountered in:RuntimeWarning")
 
@@ -58,3 +62,13 @@ def test_bfloat16_is_rounded_to_even():
     ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF818000, 0x7F7FFFFF], np.uint32)
     found = on_the_card(ties.view(np.uint8), "F32", np.uint16, ties.size)
     np.testing.assert_array_equal(found, [0x3F80, 0x3F82, 0x3F81, 0xBF82, 0x7F80])
+
+
+@pytest.mark.parametrize("name", ["Q5_1", "Q2_K", "Q6_K", "IQ1_M"])
+def test_scales_change_and_have_slopes_as_on_the_host(name, card):
+    nodes = scaled_blocks(name)
+    on = [Devices([card, CPU()]), Devices([CPU()])]
+    (changed, *slopes), (bytes_, *wanted) = (results(Graph.of(*nodes), d) for d in on)
+    np.testing.assert_array_equal(changed, bytes_)
+    for mine, theirs in zip(slopes, wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
