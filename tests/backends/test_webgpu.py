@@ -34,7 +34,8 @@ WITHOUT_A_KERNEL = {
     "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
     "pad_back", "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
     "pool_max_back", "linear_cross_entropy_back_w", "rescale_back_linear_cross_entropy",
-    "rescale_back_out_prod_id", "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set", "soft_cross_entropy",
+    "rescale_back_out_prod_id", "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set",
+    "soft_cross_entropy",
     "solve_tri", "solve_tri_t", "ssm_scan", "ssm_scan_back", "swiglu_back",
     "timestep_embedding", "tri", "upscale", "upscale_back", "view_back", "wkv_back",
 }
