@@ -344,10 +344,10 @@ def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     if not node.params["gradient"]:
         name = "" if node.op is None else node.op.name
         raise NoGradientError(f"{name} at {node!r} was built with gradient=False, wanted True")
-    h, w, *wanted, weights = node.src
+    h, w, *goals, weights = node.src
     by_row = reshape(dy, (-1, 1)) if dy.shape else dy
     cap, beta = node.params["softcap"], node.params.get("beta", 0.0)
-    dw = linear_cross_entropy_back_w(h, w, *wanted, mul(weights, dy), softcap=cap, beta=beta)
+    dw = linear_cross_entropy_back_w(h, w, *goals, mul(weights, dy), softcap=cap, beta=beta)
     return mul(node.saved[1], by_row), dw, *(None for _ in node.src[2:])
 
 

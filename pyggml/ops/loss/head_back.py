@@ -37,11 +37,11 @@ _W = "linear_cross_entropy_back_w"
 
 
 def linear_cross_entropy_back_w(
-    h: Tensor, w: Tensor, *wanted: Tensor, softcap: float = 0.0, beta: float = 0.0
+    h: Tensor, w: Tensor, *goals: Tensor, softcap: float = 0.0, beta: float = 0.0
 ) -> Tensor:
     """d(loss)/dw (V, K) of the losses over h (T, K) and w, whose arguments these are; weights times
     the gradient of the loss, or of its rows."""
-    return LINEAR_CROSS_ENTROPY_BACK_W(h, w, *wanted, softcap=softcap, beta=beta)
+    return LINEAR_CROSS_ENTROPY_BACK_W(h, w, *goals, softcap=softcap, beta=beta)
 
 
 def rescale_back_linear_cross_entropy(w: Tensor, dw: Tensor) -> Tensor:
@@ -70,13 +70,13 @@ def expect_targets(name: str, n: int, targets: Tensor, weights: Tensor) -> None:
         raise ShapeError(f"{name}: wanted h and weights in F32, targets in I32")
 
 
-def _spec(h: Tensor, w: Tensor, *wanted: Tensor, softcap: float, beta: float) -> Spec:
+def _spec(h: Tensor, w: Tensor, *goals: Tensor, softcap: float, beta: float) -> Spec:
     expect_beta(_W, beta)
     expect_layer(_W, h, w, softcap)
-    if len(wanted) == 2:
-        expect_targets(_W, h.shape[0], *wanted)
+    if len(goals) == 2:
+        expect_targets(_W, h.shape[0], *goals)
     else:
-        expect_shares(_W, (h.shape[0], w.shape[0]), *wanted)
+        expect_shares(_W, (h.shape[0], w.shape[0]), *goals)
     return Spec(w.shape)
 
 
@@ -89,16 +89,16 @@ class _Slopes:
 
     h: np.ndarray
     w: gemm.Weight
-    wanted: Wanted
+    goals: Wanted
     how: tuple[np.float32, float]
     own: Scratch
     bound: dict[int, list[head_slices.Slice]]
 
     def tiles(self) -> Iterator[tuple[slice, np.ndarray]]:
         """(rows, these of dw), which are there until the next ones are made."""
-        used, n_vocab = np.flatnonzero(self.wanted.weights), len(self.w.data)
-        wanted = Wanted(*(a[used] for a in self.wanted))
-        if used.size and not 0 <= wanted.targets.min() <= wanted.targets.max() < n_vocab:
+        used, n_vocab = np.flatnonzero(self.goals.weights), len(self.w.data)
+        goals = Wanted(*(a[used] for a in self.goals))
+        if used.size and not 0 <= goals.targets.min() <= goals.targets.max() < n_vocab:
             raise ShapeError(f"{_W}: a target is outside the {n_vocab} tokens")
         n, own = len(used), self.own
         h = own["h"][:n]
@@ -106,7 +106,7 @@ class _Slopes:
         if n not in self.bound:
             self.bound.clear()
             self.bound[n] = head_slices.bind_slices(self.w, h, None, len(self.h), own)
-        for first, dz in head_slices.run_slopes(self.bound[n], h, wanted, self.how, own):
+        for first, dz in head_slices.run_slopes(self.bound[n], h, goals, self.how, own):
             for i in range(0, dz.shape[1], len(own["tile"])):
                 part = dz[:, i : i + len(own["tile"])]
                 tile = own["tile"][: part.shape[1]]
@@ -149,10 +149,10 @@ def _slopes(site: Site) -> _Slopes:
     before = _n_before(site.node)
     h, w, targets, *shares, weights = site.src[before:]
     one = np.broadcast_to(np.array([1, 0], np.float32), (len(h), 2))
-    wanted = Wanted(targets.reshape(len(h), -1), shares[0] if shares else one, weights)
+    goals = Wanted(targets.reshape(len(h), -1), shares[0] if shares else one, weights)
     p, own = site.node.params, _layout(site.node, site.compute).cut(site.scratch)
     weight = gemm.Weight(w, site.node.src[before + 1].dtype, site.compute)
-    return _Slopes(h, weight, wanted, (np.float32(p["softcap"]), p["beta"]), own, {})
+    return _Slopes(h, weight, goals, (np.float32(p["softcap"]), p["beta"]), own, {})
 
 
 def _put(out: np.ndarray, rows: slice, dw: np.ndarray) -> None:
@@ -166,7 +166,7 @@ def _put_sums(w: np.ndarray, name: str, out: np.ndarray, rows: slice, dw: np.nda
 def _by_tile(
     out: np.ndarray, slopes: _Slopes, put: Callable[[np.ndarray, slice, np.ndarray], None]
 ) -> None:
-    if not slopes.wanted.weights.any():
+    if not slopes.goals.weights.any():
         out.fill(0)
         return
     for rows, dw in slopes.tiles():
@@ -205,15 +205,15 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[tuple[np.ndarray, ...], d
         targets, weights = rng.integers(0, v, t, np.int32), rng.uniform(0.1, 1, t)
         weights *= rng.random(t) < 0.7
         yield (rng.standard_normal((t, v)), targets, weights), {"softcap": cap, "beta": 0.0}
-    for (z, *wanted), cap in zip(soft_wanted(rng), (0.0, 0.0, 1.5), strict=True):
+    for (z, *goals), cap in zip(soft_wanted(rng), (0.0, 0.0, 1.5), strict=True):
         for beta in BETAS:
-            yield (z, *wanted), {"softcap": cap, "beta": beta}
+            yield (z, *goals), {"softcap": cap, "beta": beta}
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for (z, *wanted), how in _cases(rng):
+    for (z, *goals), how in _cases(rng):
         h, w = rng.standard_normal((len(z), 8)), rng.standard_normal((z.shape[1], 8))
-        yield Sample((h, w, *wanted), how)
+        yield Sample((h, w, *goals), how)
 
 
 LINEAR_CROSS_ENTROPY_BACK_W = op(
@@ -253,9 +253,9 @@ def _scales_ref(base: np.ndarray, *src: np.ndarray, softcap: float, beta: float)
 
 
 def _scales_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for (z, *wanted), how in _cases(rng):
+    for (z, *goals), how in _cases(rng):
         w = packed_leaf(rng, (z.shape[1], 64), "Q8_0")
-        yield Sample((w, 0.1 * rng.standard_normal((len(z), 64)), w, *wanted), how)
+        yield Sample((w, 0.1 * rng.standard_normal((len(z), 64)), w, *goals), how)
 
 
 RESCALE_BACK_LINEAR_CROSS_ENTROPY = op(

@@ -265,12 +265,12 @@ def _factors(
     m: np.ndarray,
     rest: np.ndarray,
     logits: np.ndarray,
-    wanted: Wanted,
+    goals: Wanted,
     how: tuple[np.float32, float],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(losses (n,), f (n,) with dL/dz_v = f · e^(z_v − m) · slope_v of all v but targets, dL/dz_s
     (n, k) of these) after all slices."""
-    (_, shares, weights), (cap, beta) = wanted, how
+    (_, shares, weights), (cap, beta) = goals, how
     with np.errstate(all="ignore"):  # logits may not be finite
         above, rest = logits - m[:, None], np.maximum(rest, _LEAST)
         e = np.exp(above)
@@ -287,7 +287,7 @@ def _factors(
 def run_slopes(
     slices: list[Slice],
     rows: np.ndarray,
-    wanted: Wanted,
+    goals: Wanted,
     how: tuple[np.float32, float],
     own: Scratch,
 ) -> Iterator[tuple[int, np.ndarray]]:
@@ -299,12 +299,12 @@ def run_slopes(
     none = np.empty((n, 0), np.float32)
     for part in slices:
         part.make()
-        take_slice(part.z, m, rest, logits, none, wanted.targets, part.first, cap if cap else _ONE)
-    _, factor, factors = _factors(m, rest, logits, wanted, how)
+        take_slice(part.z, m, rest, logits, none, goals.targets, part.first, cap if cap else _ONE)
+    _, factor, factors = _factors(m, rest, logits, goals, how)
     for part in slices:
         part.make()
         take_slopes(
-            part.z, m, factor.astype(np.float32), wanted.targets, factors, part.first,
+            part.z, m, factor.astype(np.float32), goals.targets, factors, part.first,
             cap if cap else _ONE,
         )  # fmt: skip
         yield part.first, part.z

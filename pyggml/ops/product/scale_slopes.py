@@ -276,15 +276,15 @@ def _by_expert(
     step: int,
 ) -> None:
     out.fill(0)
-    for expert, some in rows_by_expert("rescale_back_out_prod_id", ids, len(w)):
-        x = take_rows(rows[0], some, ids.size, scratch["x"]).T[None]
-        dy = take_rows(rows[1], some, ids.size, scratch["dy"]).T[None]
+    for expert, own in rows_by_expert("rescale_back_out_prod_id", ids, len(w)):
+        x = take_rows(rows[0], own, ids.size, scratch["x"]).T[None]
+        dy = take_rows(rows[1], own, ids.size, scratch["dy"]).T[None]
         for first in range(0, w.shape[1], step):
             part = slice(first, min(first + step, w.shape[1]))
             n = part.stop - first
             tile, sums = scratch["tile"][:n], scratch["sums"][:n]
             o = gemm.Operands(tile[None], dy[:, part], x, scratch["product"], accumulate=False)
-            gemm.call_of(_experts_problem(node, n, len(some)), o)()
+            gemm.call_of(_experts_problem(node, n, len(own)), o)()
             scale_sums(w[expert, part], tile, node.src[0].dtype.name, sums)
             out[expert, part] += sums
 

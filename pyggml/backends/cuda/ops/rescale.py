@@ -76,7 +76,7 @@ def _bind_rescale(site: CudaSite) -> Call:
     )  # fmt: skip
 
 
-class _Rows(NamedTuple):
+class SlopeRows(NamedTuple):
     """Which row of w the slopes of a row are along.
 
     blocks   of a row
@@ -115,19 +115,21 @@ def _sums_kernel(dtype: DType, k: int, n_scales: int, by_ids: bool) -> Any:
 
 
 def _sums(
-    site: CudaSite, out: Any, w: Any, dw: Any, rows: _Rows, ids: Any = None
+    site: CudaSite, out: Any, w: Any, dw: Any, rows: SlopeRows, ids: Any = None
 ) -> Iterator[Call]:
     """Launches that put to `out` the sums of these rows of slopes."""
     dtype = site.node.src[0].dtype
     n_scales = len(scale_places(dtype.name))
     for k in range(n_scales):
         run = _sums_kernel(dtype, k, n_scales, ids is not None)
-        given = out, w, dw, out if ids is None else ids, rows, site.faults.cell
-        yield per_rows(run, dw.size // dtype.block, dtype.block, site.stream, *given)
+        yield per_rows(
+            run, dw.size // dtype.block, dtype.block, site.stream, out, w, dw,
+            out if ids is None else ids, rows, site.faults.cell,
+        )  # fmt: skip
 
 
-def _rows_of(w: Tensor, fault: int = 0) -> _Rows:
-    return _Rows(w.shape[-1] // w.dtype.block, w.n_elements // w.shape[-1], fault)
+def _rows_of(w: Tensor, fault: int = 0) -> SlopeRows:
+    return SlopeRows(w.shape[-1] // w.dtype.block, w.n_elements // w.shape[-1], fault)
 
 
 def _bind_back(site: CudaSite) -> Call:
