@@ -5,7 +5,7 @@ the other scales 0, a block unpacks to the part of one of them. That part is als
 along a relative change u of the scale, d·(1 + u): so no type needs a formula of its own.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -80,7 +80,11 @@ def parts_of(name: str) -> list[Decoder]:
     decoder, places = quant(name).decode, scale_places(name)[:, 0, 0].tolist()
     if len(places) == 1:
         return [decoder]
-    return [lambda block, at=at: decoder(cast(Block, _OneScale(block, at))) for at in places]
+    return [partial(_decode_one, decoder, at) for at in places]
+
+
+def _decode_one(decoder: Decoder, place: int, block: Block) -> None:
+    decoder(cast(Block, _OneScale(block, place)))
 
 
 def types_with_scales() -> list[str]:
