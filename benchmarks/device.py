@@ -51,10 +51,10 @@ from pyggml.generation.passes import MOST_TOKENS
 from pyggml.graph.dtypes import DTYPES
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.optim import FlatAdamW, n_kept
+from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.ranks import ALONE
 from pyggml.lora.trainer.gradient import StepGradient
-from pyggml.lora.trainer.memory import on_devices
+from pyggml.lora.trainer.memory import held_bytes, on_devices
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 from pyggml.quants import quantize
@@ -221,7 +221,7 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
 def memory(card: Card, passes: Passes, parameters: Parameters) -> dict[str, float]:
     """What a step has taken; what is in use in all, with the driver's own; what --dry-run says."""
     free, total = card.free(), card.backend.memory()[1]
-    (planned,) = on_devices(passes, parameters, n_kept(TrainConfig()))
+    (planned,) = on_devices(passes, parameters, held_bytes(parameters, TrainConfig()))
     return {
         "memory_gb": (card.empty - free) / 1e9, "in_use_gb": (total - free) / 1e9,
         "planned_gb": planned.n_bytes / 1e9,

@@ -14,7 +14,7 @@ from pyggml import heap
 from pyggml.errors import QuantError
 from pyggml.graph.arrays import read, write
 from pyggml.graph.dtypes import DType
-from pyggml.graph.tensor import Shape, leaf, window, zeros
+from pyggml.graph.tensor import Shape, Tensor, leaf, window, zeros
 from pyggml.quants import quantize
 from pyggml.runtime import Devices
 from pyggml.sizes import round_up
@@ -32,6 +32,8 @@ class Parameters:
     data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written, and
                               not every optimiser writes both moments. One more, `total`, is for
                               sums of gradients
+    moments                   name -> array of any type: of optimisers with moments of their own
+    length                    (1,) float32: of the last gradient, if the next one is clipped by it
     buffers                   name of each of them -> F32 leaf, of which the tensors are windows
     groups                    parts of the buffers: (first number, length, factor of the learning
                               rate), together all
@@ -59,6 +61,8 @@ class Parameters:
         arrays = [_zeros(n) for _ in range(5)]
         self.data, self.gradient, self.m, self.v, self._total = arrays
         names = ("data", "gradient", "m", "v", "total")
+        self.moments: dict[str, np.ndarray] = {}
+        self.length = np.zeros(1, np.float32)
         self.buffers = {name: leaf(a, name) for name, a in zip(names, arrays, strict=True)}
         data, gradient = self.buffers["data"], self.buffers["gradient"]
         self.tensors, self.gradients = {}, {}
@@ -94,14 +98,25 @@ class Parameters:
                 raise QuantError([f"{name}: {error}", ("lr", "may be too high")]) from None
             write(operand, blocks.view(operand.dtype.numpy))
 
-    def n_bytes(self, n_more: int = 2) -> int:
-        """Bytes of all buffers, with so many besides data and gradient, such as moments."""
+    def rate(self, name: str) -> float:
+        """The factor of a tensor's learning rate."""
+        first = self.tensors[name].offset // self.data.itemsize
+        return next(rate for start, n, rate in self.groups if start <= first < start + n)
+
+    def part(self, name: str, array: np.ndarray) -> Tensor:
+        """A tensor's part of an array of as many numbers as `data`, as a leaf of its own."""
+        t = self.tensors[name]
+        first = t.offset // self.data.itemsize
+        return leaf(array[first : first + t.n_elements].reshape(t.shape), f"moment of {name}")
+
+    def n_bytes(self, more: int) -> int:
+        """Bytes of what is trained and of its constants, and `more`, of gradients and moments."""
         n_blocks = sum(t.n_bytes for t in self._blocks.values())
-        return (2 + n_more) * self.data.nbytes + self.constant_data.nbytes + n_blocks
+        return self.data.nbytes + self.constant_data.nbytes + n_blocks + more
 
     def end(self) -> None:
         """Set gradients and moments to 0 and free their memory: training is over."""
-        for a in (self.gradient, self.m, self.v, self._total):
+        for a in (self.gradient, self.m, self.v, self._total, *self.moments.values()):
             heap.clear(a)
 
 

@@ -9,7 +9,7 @@ from pyggml.errors import Fault
 from pyggml.model import COMPUTE_TYPES
 from pyggml.settings import SEED, Settings, at_least, one_of, setting
 
-OPTIMISERS = ("adamw", "lion", "sgd")
+OPTIMISERS = ("adamw", "adamw8bit", "lion", "sgd")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
 
 # As float32, in which steps are computed: with a β2 of 1 there, no second moment would ever grow.
@@ -128,8 +128,9 @@ class TrainConfig(Settings):
 
     optimiser: str = setting(
         "adamw",
-        "adamw; lion, whose state is half as large and which wants a third to a tenth of the "
-        "learning rate; or sgd, which has no state and wants a far higher one",
+        "adamw; adamw8bit, whose state is a quarter as large, in 8 bits by blocks; lion, whose "
+        "state is half as large and which wants a third to a tenth of the learning rate; or sgd, "
+        "which has no state and wants a far higher one",
         *one_of(OPTIMISERS),
         group="optimiser",
         aliases=("optimizer", "optim"),
@@ -204,6 +205,14 @@ class TrainConfig(Settings):
         brief="less memory, a quarter more time",
         common=True,
         may_change=True,
+    )
+    step_in_backward: bool = setting(
+        False,
+        "the optimiser's step of each tensor right after its gradient, which then takes no memory "
+        "any more; --clip is then by the gradient's norm of the step before",
+        group="memory",
+        aliases=("optimizer-in-bwd",),
+        brief="no memory for gradients",
     )
     threads: int = setting(
         0, "threads to use (0: all)", *at_least(0), group="memory", may_change=True
@@ -283,6 +292,11 @@ class TrainConfig(Settings):
         if all(type(rate) in (int, float) for rate in both) and self.lr_min > self.lr:
             fault = f"is {self.lr_min}, wanted at most the highest rate, which is {self.lr}"
             faults.append(("lr_min", fault))
+        if self.step_in_backward and self.grad_accum != 1:
+            why = (
+                f"is {self.grad_accum}, wanted 1 with step_in_backward, which adds up no gradients"
+            )
+            faults.append(("grad_accum", why))
         return faults or list(self._idle_settings())
 
     def _idle_settings(self) -> Iterator[Fault]:
@@ -295,7 +309,8 @@ class TrainConfig(Settings):
             "warmup_steps": self.warmup_ratio and "does nothing beside warmup_ratio",
             "beta1": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
             "beta2": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
-            "eps": self.optimiser != "adamw" and f"is for adamw, not for {self.optimiser}",
+            "eps": not self.optimiser.startswith("adamw")
+            and f"is for adamw, not for {self.optimiser}",
             "patience": not self.val_every and "wants validations on the way: val_every is 0",
         }
         for name, why in whys.items():

@@ -2,25 +2,41 @@
 
 g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters
 
+StepsInBackward takes the step of each tensor within the backward pass instead.
+
 A new one is a file with a subclass of FlatOptimiser, a row of OPTIMISERS, and its name in
 pyggml.lora.config.
 """
 
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim.adamw import FlatAdamW
+from pyggml.lora.optim.adamw_8bit import FlatAdamW8bit
+from pyggml.lora.optim.in_backward import StepsInBackward
 from pyggml.lora.optim.lion import FlatLion
 from pyggml.lora.optim.optimiser import FlatOptimiser
 from pyggml.lora.optim.sgd import FlatSGD
 
 OPTIMISERS: dict[str, type[FlatOptimiser]] = {
     "adamw": FlatAdamW,
+    "adamw8bit": FlatAdamW8bit,
     "lion": FlatLion,
     "sgd": FlatSGD,
 }
 
-__all__ = ["OPTIMISERS", "FlatAdamW", "FlatLion", "FlatOptimiser", "FlatSGD", "n_kept"]
+__all__ = [
+    "OPTIMISERS",
+    "FlatAdamW",
+    "FlatAdamW8bit",
+    "FlatLion",
+    "FlatOptimiser",
+    "FlatSGD",
+    "StepsInBackward",
+    "kept_bytes",
+]
 
 
-def n_kept(config: TrainConfig) -> int:
-    """Numbers kept for each parameter besides its gradient: the moments, and the best value."""
-    return len(OPTIMISERS[config.optimiser].moments) + config.keep_best
+def kept_bytes(config: TrainConfig, parameters: Parameters) -> int:
+    """Bytes kept besides the parameters and their gradient: moments, and the best parameters."""
+    kept = OPTIMISERS[config.optimiser].kept(parameters)
+    return sum(a.nbytes for a in kept.values()) + config.keep_best * parameters.data.nbytes

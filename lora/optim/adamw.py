@@ -1,6 +1,7 @@
 """AdamW: two moments of the gradient, and decoupled weight decay (Loshchilov, Hutter 2019)."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pyggml.graph.tensor import Tensor
 from pyggml.lora.optim.optimiser import FlatOptimiser
@@ -11,7 +12,7 @@ from pyggml.ops.optim import adamw_settings
 class FlatAdamW(FlatOptimiser):
     """One OPT_STEP_ADAMW over the flat buffers."""
 
-    moments = ("m", "v")
+    moments: ClassVar[tuple[str, ...]] = ("m", "v")
     n_settings = 7
     has_squares = True
 

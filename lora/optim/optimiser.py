@@ -1,8 +1,11 @@
 """The common part of all optimisers: clip, step. A subclass defines the step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
+
+import numpy as np
 
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
@@ -13,13 +16,13 @@ from pyggml.jit import compile_for
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.ops import clip_norm
-from pyggml.runtime import Arenas, Devices, bind, schedule
+from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 
 _LONGEST = 1e19  # its square, 1e38, is a float32
 
 
 class FlatOptimiser(ABC):
-    """An optimiser bound to parameters and their moments; on the CPU unless told otherwise.
+    """An optimiser of parameters and their moments; on the CPU unless told otherwise.
 
     moments       the buffers of Parameters that it updates in each step
     n_settings    how many further numbers a step reads
@@ -33,19 +36,9 @@ class FlatOptimiser(ABC):
     def __init__(
         self, parameters: Parameters, config: TrainConfig, devices: Devices | None = None
     ) -> None:
-        self.config = config
-        gradient = parameters.buffers["gradient"]
-        self._norm = clip_norm(gradient, config.clip)
-        self._rates = [rate for *_, rate in parameters.groups]
-        self._settings = [zeros((self.n_settings,), F32, "settings") for _ in parameters.groups]
-        updates = [
-            self.update(*self._part(parameters, first, n), settings)
-            for (first, n, _), settings in zip(parameters.groups, self._settings, strict=True)
-        ]
-        devices = devices or Devices()
-        schedules = [schedule(Graph.of(out), devices) for out in (self._norm, *updates)]
-        arenas = Arenas(*schedules)
-        self._clip, *self._updates = (bind(each, arenas=arenas) for each in schedules)
+        self.config, self.parameters, self._devices = config, parameters, devices or Devices()
+        rates = {rate for *_, rate in parameters.groups}
+        self._settings = {rate: zeros((self.n_settings,), F32, "settings") for rate in rates}
 
     @abstractmethod
     def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
@@ -55,10 +48,24 @@ class FlatOptimiser(ABC):
     def settings(self, lr: float, n: int) -> Sequence[float]:
         """The n_settings numbers of step n, counted from 1."""
 
+    @classmethod
+    def kept(cls, parameters: Parameters) -> Mapping[str, np.ndarray]:
+        """What steps keep besides the parameters, by name; memory is taken when they are made."""
+        return {name: getattr(parameters, name) for name in cls.moments}
+
+    def step_of(self, name: str, gradient: Tensor) -> Tensor:
+        """The node that takes a step of one tensor, whose moments are leaves of their own: of a
+        part of a leaf, a graph's checks would count all as changed."""
+        moments = [self.parameters.part(name, getattr(self.parameters, m)) for m in self.moments]
+        settings = self._settings[self.parameters.rate(name)]
+        return self.update(self.parameters.tensors[name], gradient, *moments, settings)
+
     def clip(self) -> float:
         """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
-        self._clip()
-        return float(self._clip.read(self._norm)[0])
+        clip, *_ = self._programs
+        clip()
+        (norm,) = clip.schedule.graph.outputs
+        return float(clip.read(norm)[0])
 
     def check_length(self, length: float) -> None:
         """Refuse a gradient of this length before it is clipped, if a moment cannot hold squares of
@@ -77,16 +84,39 @@ class FlatOptimiser(ABC):
 
     def step(self, lr: float, n: int) -> None:
         """Update the parameters with the gradient; n counts the steps from 1."""
-        for rate, settings, update in zip(self._rates, self._settings, self._updates, strict=True):
-            write(settings, self.settings(rate * lr, n))
+        self.begin(lr, n)
+        _, *updates = self._programs
+        for update in updates:
             update()
+
+    def begin(self, lr: float, n: int) -> None:
+        """Give all nodes the settings of step n."""
+        for rate, settings in self._settings.items():
+            write(settings, self.settings(rate * lr, n))
 
     def compile(self) -> None:
         """Compile the kernel of `step`; nothing is updated."""
-        for call in (call for update in self._updates for call in update.calls):
+        _, *updates = self._programs
+        for call in (call for update in updates for call in update.calls):
             compile_for(call.kernel, call.arguments)
 
-    def _part(self, p: Parameters, first: int, n: int) -> list[Tensor]:
-        """One group's parameters, gradient and moments; the whole buffers if there is one group."""
+    def bind(self) -> None:
+        """Take the memory of `clip` and `step`, once."""
+        _ = self._programs
+
+    @cached_property
+    def _programs(self) -> list[Program]:
+        """That of `clip`, then those of `step`."""
+        norm = clip_norm(self.parameters.buffers["gradient"], self.config.clip)
+        schedules = [schedule(Graph.of(out), self._devices) for out in (norm, *self._updates())]
+        arenas = Arenas(*schedules)
+        return [bind(each, arenas=arenas) for each in schedules]
+
+    def _updates(self) -> Iterator[Tensor]:
+        """One node for each group; of the whole buffers if there is one group."""
+        p = self.parameters
         buffers = [p.buffers[name] for name in ("data", "gradient", *self.moments)]
-        return buffers if len(p.groups) == 1 else [window(b, first, (n,)) for b in buffers]
+        for first, n, rate in p.groups:
+            whole = len(p.groups) == 1
+            parts = buffers if whole else [window(b, first, (n,)) for b in buffers]
+            yield self.update(*parts, self._settings[rate])

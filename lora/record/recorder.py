@@ -40,7 +40,7 @@ class Recorder:
         self.metrics = MetricsFile(metrics_beside(output), trainer.history, self._start, replaces)
         self.faults: list[str] = []  # why something is not written any more, which ends no run
         self._watch = Watch(trainer.parameters, trainer.model.devices, trainer.n_steps)
-        trainer.before_update = self._watch.keep
+        trainer.before_update = self._watch.keep  # steps within a backward pass have no such time
         self._loggers: dict[str, Logger] = {}
         self._waiting: list[Record] = []  # told before the first step
 

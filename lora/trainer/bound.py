@@ -43,7 +43,9 @@ class BoundRun(SavedRun):
             self._folder.check(is_new=self.progress.step == 0)
         threads.set(self.n_threads)
         self.passes.bind()
-        _ = self.optimiser, self.gradient
+        _ = self.gradient
+        if self.passes.steps is None:
+            self.optimiser.bind()
 
     def _windows(self) -> np.ndarray:
         """The windows of the next step."""
@@ -58,7 +60,8 @@ class BoundRun(SavedRun):
 
     def _begin_batch(self, i: int) -> None:
         """Begin batch i of the step under way, whose dropout and noise follow from its number."""
-        self.gradient.next()
+        if self.passes.steps is None:
+            self.gradient.next()
         self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
 
     def _divergence(self, fault: Fault, cause: Fault, *read: Any) -> PyggmlError:

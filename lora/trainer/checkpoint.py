@@ -8,8 +8,9 @@ checkpoint.sha256 SHA-256 of all that is here: `_whole_digest`. Older files have
                   that of the numbers, which is then all that is checked
 checkpoint.lesson   `objective.Practice.state`, where the next step goes on with it
 checkpoint.history.losses, .validation.steps, .losses, .tokens      `reports.History`
-the flat float32 buffers: parameters, the optimiser's moments (adamw.m, adamw.v); constants and the
-                  parameters that validated best, if a run has them
+the flat float32 buffers: parameters, the optimiser's moments (adamw.m, adamw.v; codes of 8 bits are
+                  I8); constants, the length of the last gradient, and the parameters that validated
+                  best, if a run has them
 
 The order of the windows follows from seed and epoch, the learning rate from the step: nothing else
 has a state.
@@ -29,7 +30,7 @@ import numpy as np
 from pyggml import gguf
 from pyggml.errors import CheckpointError, GGUFError, PyggmlError
 from pyggml.gguf.fields import brief
-from pyggml.graph.dtypes import F32
+from pyggml.graph.dtypes import F32, I8, DType
 from pyggml.lora.trainer.arithmetic import RunArithmetic
 from pyggml.lora.trainer.identity import (
     LENGTH,
@@ -44,7 +45,7 @@ ANOTHER_RUN = "is of another run: "
 _PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
 _SUM, _OLDER_SUM = "checkpoint.sha256", "checkpoint.digest"
 _LESSON, _NO_LESSON = "checkpoint.lesson", np.empty(0)
-Buffers = Mapping[str, np.ndarray]  # (n,) float32 each
+Buffers = Mapping[str, np.ndarray]  # (n,) float32 or int8 each
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def save(
         metadata[_LESSON] = lesson
     fields = {key: gguf.Field.of(value) for key, value in metadata.items()}
     fields[_SUM] = gguf.Field.of(_whole_digest(fields, buffers))
-    gguf.write(path, fields, [(name, F32, b.shape, b) for name, b in buffers.items()])
+    gguf.write(path, fields, [(name, _type(b), b.shape, b) for name, b in buffers.items()])
 
 
 def load(
@@ -144,9 +145,10 @@ def _load(file: gguf.GGUFFile, buffers: Buffers) -> Checkpoint:
     stored = {}
     for name, buffer in buffers.items():
         info = file.tensors.get(name)
-        if info is None or info.dtype is not F32 or info.shape != buffer.shape:
+        kind = _type(buffer)
+        if info is None or info.dtype is not kind or info.shape != buffer.shape:
             actual = "missing" if info is None else f"{info.dtype} {info.shape}"
-            raise CheckpointError(f"{file.path}: {name} is {actual}, wanted F32 {buffer.shape}")
+            raise CheckpointError(f"{file.path}: {name} is {actual}, wanted {kind} {buffer.shape}")
         stored[name] = file.data(name)
     step, epoch, index = (file.require(f"{_PREFIX}{k}", int) for k in ("step", "epoch", "index"))
     history, length = _history(file), _stored_run(file).get(LENGTH)
@@ -157,6 +159,10 @@ def _load(file: gguf.GGUFFile, buffers: Buffers) -> Checkpoint:
     if not isinstance(lesson, np.ndarray) or lesson.dtype != np.float64:
         lesson = _NO_LESSON
     return Checkpoint(progress, history, length if type(length) is int else None, lesson)
+
+
+def _type(buffer: np.ndarray) -> DType:
+    return I8 if buffer.dtype == np.int8 else F32
 
 
 def _history(file: gguf.GGUFFile) -> History:

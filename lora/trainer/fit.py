@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pyggml.errors import DataError
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.trainer.memory import n_buffers
+from pyggml.lora.trainer.memory import held_bytes
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
@@ -70,7 +70,7 @@ def fit(
             if n == ctx:
                 raise
             continue
-        candidate = Fit(each, n, arena, parameters.n_bytes(n_buffers(each)), largest)
+        candidate = Fit(each, n, arena, held_bytes(parameters, each), largest)
         if candidate.n_bytes <= limit:
             return candidate, True
         if least is None or candidate.n_bytes < least.n_bytes:
@@ -84,7 +84,7 @@ def _candidates(
 ) -> Iterator[tuple[TrainConfig, int]]:
     """Settings and window lengths, in the order of trial."""
     whole = config.windows_per_step
-    split = not {"batch", "grad_accum"} <= set(fixed)
+    split = not ({"batch", "grad_accum"} <= set(fixed) or config.step_in_backward)
     batches = [b for b in range(config.batch, 0, -1) if whole % b == 0] if split else [config.batch]
     again = [config.grad_checkpointing]
     if "grad_checkpointing" not in fixed and not config.grad_checkpointing:

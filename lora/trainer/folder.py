@@ -128,9 +128,10 @@ class RunFolder:
     @property
     def _buffers(self) -> Buffers:
         """What a checkpoint holds, by name."""
-        p, optimiser = self._parameters, self._optimiser
-        moments = {f"{optimiser}.{m}": getattr(p, m) for m in OPTIMISERS[optimiser].moments}
+        p, name = self._parameters, self._optimiser
+        moments = {f"{name}.{m}": a for m, a in OPTIMISERS[name].kept(p).items()}
         constants = {"constants": p.constant_data} if p.constants else {}
+        constants |= {"length": p.length} if self._plan.config.step_in_backward else {}
         return {"parameters": p.data} | moments | constants | self._best.buffers
 
     def _has(self, path: Path) -> bool:

@@ -16,8 +16,12 @@ from pyggml.ops import add_inplace, fill_inplace
 from pyggml.runtime import Devices, bind, schedule
 
 
-def n_sums(config: TrainConfig, ranks: Ranks = ALONE) -> int:
-    """Buffers as long as the gradient that its sum takes beside it."""
+def n_gradients(config: TrainConfig, ranks: Ranks = ALONE) -> int:
+    """Buffers as long as the parameters that their gradient and its sum take."""
+    return int(not config.step_in_backward) + _n_sums(config, ranks)
+
+
+def _n_sums(config: TrainConfig, ranks: Ranks) -> int:
     if ranks.size == 1:
         return int(config.grad_accum > 1)
     return 3 * (config.grad_accum // ranks.size + 1)  # kept, sent and received

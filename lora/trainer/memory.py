@@ -8,9 +8,9 @@ from pyggml.backends import Backend
 from pyggml.graph.arrays import is_constant
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.optim import n_kept
+from pyggml.lora.optim import kept_bytes
 from pyggml.lora.ranks import ALONE, Ranks
-from pyggml.lora.trainer.gradient import n_sums
+from pyggml.lora.trainer.gradient import n_gradients
 from pyggml.lora.trainer.passes import Passes
 
 
@@ -26,9 +26,10 @@ class RunMemory:
     weights: int
 
 
-def n_buffers(config: TrainConfig, ranks: Ranks = ALONE) -> int:
-    """Buffers as long as the parameters that a run takes beside them and their gradient."""
-    return n_kept(config) + n_sums(config, ranks)
+def held_bytes(parameters: Parameters, config: TrainConfig, ranks: Ranks = ALONE) -> int:
+    """Bytes of parameters in a run, with their gradients, moments and sums."""
+    gradients = n_gradients(config, ranks) * parameters.gradient.nbytes
+    return parameters.n_bytes(gradients + kept_bytes(config, parameters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,10 @@ class OnDevice:
         )
 
 
-def on_devices(
-    passes: Passes, parameters: Parameters, n_more: int, cache: int = 0
-) -> list[OnDevice]:
+def on_devices(passes: Passes, parameters: Parameters, held: int, cache: int = 0) -> list[OnDevice]:
     """What each device takes that computes a part of these graphs and is not the host.
 
-    n_more: buffers as large as the parameters, besides them and their gradient
+    held: bytes of the parameters with their gradients and moments
     cache: bytes of a session's, which are the first device's
     """
     by_device = []
@@ -79,7 +78,6 @@ def on_devices(
         constant = sum(backend.allocation(t.n_bytes) for t in leaves if is_constant(t))
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
         arena = max(p.n_bytes for p in plans)
-        held = parameters.n_bytes(n_more)
         beside = _bytes_beside_leaves(backend, plans)
         by_device.append(
             OnDevice(backend, constant, beside, held, arena + inputs, cache, backend.own)

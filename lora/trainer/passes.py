@@ -26,6 +26,7 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import WindowBatch
 from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
+from pyggml.lora.optim import OPTIMISERS, StepsInBackward
 from pyggml.lora.trainer.experts import LOAD, BalanceLeaves
 from pyggml.model import Model
 from pyggml.models import Inputs, record
@@ -64,18 +65,21 @@ class _Pair:
         objective: Objective,
         leaves: Leaves,
         factor: float,
+        steps: StepsInBackward | None,
     ) -> _Pair:
         """drawn: the inputs of training, with what is drawn anew for each batch. factor: of the
-        balance loss in training."""
+        balance loss in training. steps: taken within its backward pass."""
         put_together(drawn.tokens, drawn.positions, drawn.span, drawn.length)
         trained, inputs = parameters.operands, replace(drawn, draw=None, noise=None)
         taps, balance = model.taps(), BalanceLeaves.empty(drawn.tokens.shape[0])
         net = LossNet.of(model, drawn, trained, True, taps)
         forward, further = _forward(net, objective, leaves, balance, factor)
         read = taps.read if taps else {}
-        sums = [*parameters.gradients.values(), *(None for _ in read)]
+        sums = [None if steps else g for g in parameters.gradients.values()]
+        sums += [None for _ in read]
         wanted, rounds = {**trained, **read}, not objective.has_reference
         graph = training_graph(forward, wanted, sums, model.kept_as, keep, rounds=rounds)
+        graph = steps.within(graph) if steps else graph
         net = LossNet.of(model, inputs, trained, False, model.taps())
         alone, _ = _forward(net, objective, leaves, balance, 0.0)
         return cls(drawn, leaves, balance, graph, alone, further, tuple(read))
@@ -120,6 +124,7 @@ class Passes:
     factor      of the balance loss that a mixture of experts is trained with
     n_rows      windows in a batch
     beside      bytes of the host's arena at least: of what runs in it between two passes
+    steps       of an optimiser, taken within the backward pass
 
     Raises NoGradientError if a parameter cannot be trained.
     """
@@ -139,7 +144,9 @@ class Passes:
         factor: float = 0.0,
         n_rows: int = 1,
         beside: int = 0,
+        steps: StepsInBackward | None = None,
     ) -> None:
+        self.steps = steps
         self._noise = noise / sqrt(model.config.n_embd)
         self._traces = model.traces
         self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
@@ -149,9 +156,15 @@ class Passes:
             inputs = Inputs.empty(n, n_ctx or n_tokens, causal=model.config.causal)
             rows = BatchRows((n // n_rows,) * n_rows)
             drawn = replace(inputs, draw=self._draw, noise=size, batch=rows)
-            self._pairs[n] = _Pair.of(model, parameters, drawn, keep, objective, leaves(n), factor)
+            self._pairs[n] = _Pair.of(
+                model, parameters, drawn, keep, objective, leaves(n), factor, steps
+            )
         graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
-        self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))
+        checked = {p.training["loss"]: steps.check_loss for p in self._pairs.values() if steps}
+        self._schedules = tuple(
+            schedule(g, model.devices, {t: c for t, c in checked.items() if t in g.outputs})
+            for g in (*graphs, *others)
+        )
         self._programs: tuple[Program, ...] = ()
         self._host, self._beside = model.devices.host, beside
         self._last = 0  # program of the last batch
@@ -176,11 +189,15 @@ class Passes:
         """
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
         *shorter, n_tokens = [config.batch * n for n in lengths or (ctx,)]
-        noise = config.neftune_alpha
+        noise, steps = config.neftune_alpha, None
+        if config.step_in_backward:
+            optimiser = OPTIMISERS[config.optimiser](parameters, config, model.devices)
+            steps = StepsInBackward(optimiser)
         with verifying(verifies() or config.verify_graphs):
             return cls(
                 model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter,
                 factor=config.router_aux_loss_coef, n_rows=config.batch, beside=beside,
+                steps=steps,
             )  # fmt: skip
 
     @property
@@ -285,6 +302,8 @@ class Passes:
         program, self._last = self.programs[which + alone], which
         pair.write(batch)
         program()
+        if self.steps and not alone:
+            self.steps.end(program)
         graph = program.schedule.graph
         loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
         self.outputs = {name: read() for name, read in zip(pair.further, others, strict=True)}

@@ -14,7 +14,7 @@ from pyggml.lora.trainer.checkpoint import Progress
 from pyggml.lora.trainer.checks import check_settings
 from pyggml.lora.trainer.learning_rate import ScheduleFunction, learning_rate_of
 from pyggml.lora.trainer.losses import Losses
-from pyggml.lora.trainer.memory import OnDevice, RunMemory, n_buffers, on_devices
+from pyggml.lora.trainer.memory import OnDevice, RunMemory, held_bytes, on_devices
 from pyggml.lora.trainer.order import WindowOrder
 from pyggml.lora.trainer.passes import Passes
 from pyggml.lora.trainer.reports import History
@@ -90,13 +90,13 @@ class RunPlan:
         """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
         leaves = {leaf for part in self.passes.parts for leaf in part.leaves if is_constant(leaf)}
         weights = sum(t.n_bytes for t in leaves | {*self.model.parts.weights.values()})
-        held = self.parameters.n_bytes(n_buffers(self.config, self.ranks))
+        held = held_bytes(self.parameters, self.config, self.ranks)
         return RunMemory(self.passes.n_bytes, held, weights)
 
     def on_devices(self, cache: int = 0) -> list[OnDevice]:
         """The memory that a run takes of each device but the host. cache: bytes of a session's."""
-        n = n_buffers(self.config, self.ranks)
-        return on_devices(self.passes, self.parameters, n, cache)
+        held = held_bytes(self.parameters, self.config, self.ranks)
+        return on_devices(self.passes, self.parameters, held, cache)
 
     def free(self) -> None:
         """Free the graphs and their arenas; later steps make them again."""

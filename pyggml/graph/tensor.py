@@ -191,10 +191,12 @@ def fits_array(t: Tensor) -> bool:
 
 
 def as_leaf(a: np.ndarray | Tensor) -> Tensor:
-    """A fresh F32 or I32 leaf with the values of an array; a Tensor is returned as it is."""
+    """A fresh F32, I32 or, of int8, I8 leaf with the values of an array; a Tensor is returned as it
+    is."""
     if isinstance(a, Tensor):
         return a
-    return leaf(np.array(a, np.float32 if a.dtype.kind == "f" else np.int32))
+    of_integers = np.int8 if a.dtype == np.int8 else np.int32
+    return leaf(np.array(a, np.float32 if a.dtype.kind == "f" else of_integers))
 
 
 def zeros(shape: Shape, dtype: DType = F32, name: str = "") -> Tensor:

@@ -92,6 +92,17 @@ def test_the_parts_of_the_plan_are_what_the_run_takes(finetune, monkeypatch):
     assert parts.own == parts.process + parts.arena + parts.state
 
 
+def test_steps_in_the_backward_pass_take_no_memory_for_gradients(finetune, monkeypatch):
+    planned, whole = [], memory.parts
+    monkeypatch.setattr(memory, "parts", lambda *a: planned.append(whole(*a)) or planned[-1])
+    within = ("--dry-run", "--step-in-backward", "--optimiser", "sgd")
+    ended = finetune(*within, "--clip", 0.5)
+    assert ended.code == 0 and planned[0].state == 0
+    said = "each tensor's step follows its gradient: "
+    assert f"{said}clipped to 0.5 by the gradient's norm of the step before, the first" in ended.out
+    assert f"{said}not clipped" in finetune(*within, "--clip", 0).out
+
+
 def test_padding_and_samples_are_told(finetune, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "what?", "completion": "so"}\n' * 3)

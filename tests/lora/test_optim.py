@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from pyggml import gguf
-from pyggml.lora import Parameters, TrainConfig
-from pyggml.lora.optim import OPTIMISERS, FlatLion, n_kept
+from pyggml.errors import ConfigError, PyggmlError
+from pyggml.lora import Parameters, TrainConfig, Trainer
+from pyggml.lora.optim import OPTIMISERS, FlatLion, adamw_8bit, kept_bytes
 
 from runs import state, steps
 
@@ -46,7 +47,7 @@ def test_every_optimiser_learns_and_resumes_bit_for_bit(trainer_of, tmp_path, na
     second.run()
     assert state(second) == state(whole)
     with gguf.open(tmp_path / "step-00000002.gguf") as file:
-        kept = {f"{name}.{m}" for m in OPTIMISERS[name].moments}
+        kept = {f"{name}.{m}" for m in OPTIMISERS[name].kept(whole.parameters)}
         assert set(file.tensors) == {"parameters", *kept}
 
 
@@ -60,6 +61,65 @@ def test_lion_keeps_one_moment_less_and_sgd_none(trainer_of):
 
 @pytest.mark.parametrize(("optimiser", "n_moments"), [("adamw", 2), ("lion", 1), ("sgd", 0)])
 def test_moments_are_kept_and_the_best_parameters_if_wanted(optimiser, n_moments):
+    p = Parameters({"a": (3, 5)})
     for keep_best in (False, True):
         config = TrainConfig(optimiser=optimiser, keep_best=keep_best)
-        assert n_kept(config) == n_moments + keep_best
+        assert kept_bytes(config, p) == (n_moments + keep_best) * p.data.nbytes
+
+
+def test_8_bit_moments_take_a_quarter_and_small_tensors_keep_float32():
+    p = Parameters({"a": (64, 100), "small": (7,)})
+    n_codes = 2 * p.data.size
+    assert kept_bytes(TrainConfig(optimiser="adamw8bit"), p) == n_codes + 2 * 4 * (25 + 7)
+
+
+# -- steps within the backward pass ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_steps_in_the_backward_pass_make_the_same_bits(trainer_of, monkeypatch, name):
+    monkeypatch.setattr(adamw_8bit, "LEAST", 64)
+    settings = {"optimiser": name, "lr": 0.003, "batch": 2, "clip": 0.0, "max_steps": 3}
+    after, within = trainer_of(**settings), trainer_of(**settings, step_in_backward=True)
+    for trainer in (after, within):
+        trainer.run()
+    assert state(within) == state(after)
+    assert within.history.losses == after.history.losses
+    assert after.parameters.gradient.any() and not within.parameters.gradient.any()
+    held = (trainer.reserve().parameters for trainer in (after, within))
+    assert next(held) - next(held) == within.parameters.gradient.nbytes
+
+
+def test_they_clip_by_the_norm_of_the_step_before(trainer_of):
+    settings = {"optimiser": "sgd", "weight_decay": 0.0, "step_in_backward": True, "max_steps": 3}
+    clipped, events = trainer_of(**settings, clip=0.01, lr=0.1, warmup_steps=0), []
+    rates = [clipped.learning_rate(i) for i in range(3)]
+    clipped.run(events.append)
+    norms = [e.grad_norm for e in steps(events)]
+    assert min(norms) > 0.02
+
+    def rate(step, n_steps, history):
+        return rates[step] * (0.01 / norms[step - 1] if step else 1.0)
+
+    t, config = trainer_of(), TrainConfig(**settings, clip=0.0)
+    plain = Trainer(t.model, t.parameters, t.corpus, config, schedule=rate)
+    plain.run()
+    np.testing.assert_allclose(plain.history.losses, clipped.history.losses, rtol=1e-6)
+    np.testing.assert_allclose(plain.parameters.data, clipped.parameters.data, rtol=0, atol=1e-7)
+
+
+def test_a_loss_that_is_not_finite_changes_no_parameter(trainer_of):
+    trainer = trainer_of(step_in_backward=True, max_steps=2)
+    p = trainer.parameters
+
+    def spoil(event):
+        p.data[0] = np.nan
+
+    with pytest.raises(PyggmlError, match=r"step 1: the loss is nan.*first number that is not"):
+        trainer.run(spoil)  # after the validation before the first step
+    assert np.isfinite(p.data[1:]).all() and not p.m.any()
+
+
+def test_gradients_that_are_added_up_are_refused():
+    with pytest.raises(ConfigError, match="grad_accum is 2, wanted 1 with step_in_backward"):
+        TrainConfig(step_in_backward=True, grad_accum=2)

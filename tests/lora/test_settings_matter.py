@@ -136,7 +136,8 @@ def test_no_setting_is_left_out():
     # Places, and what no number depends on; tests of their own hold these.
     elsewhere = {"cache_dir", "checkpoint_dir", "checkpoint_every", "checkpoint_keep", "threads",
                  "grad_checkpointing", "compute", "val_file", "chat_template_kwargs",
-                 "chat_date", "columns", "skip_bad_rows", "verify_graphs"}  # fmt: skip
+                 "chat_date", "columns", "skip_bad_rows", "verify_graphs",
+                     "step_in_backward"}  # fmt: skip
     for kind, config in (("data", DataConfig), ("lora", LoraConfig), ("train", TrainConfig)):
         names = {f.name for f in dataclasses.fields(config)}
         assert {n for n in names if (kind, n) not in walked} <= elsewhere

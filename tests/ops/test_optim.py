@@ -9,7 +9,8 @@ from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.jit.tasks import SHARE
 from pyggml.ops.layout.layout import transpose
-from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_sgd
+from pyggml.ops.optim import adamw_settings, clip_norm, opt_step_adamw, opt_step_sgd
+from pyggml.ops.optim_8bit import BLOCK, M_VALUES, V_VALUES, n_blocks, opt_step_adamw_8bit
 from pyggml.runtime import Devices, bind, schedule
 
 
@@ -36,6 +37,43 @@ def test_adamw_over_steps_is_the_papers_algorithm():
     np.testing.assert_allclose(p.data, want, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(m.data, want_m, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(v.data, want_v, rtol=1e-4, atol=1e-6)
+
+
+def packed(x, values):
+    """Codes and magnitudes of a moment, as the paper has them: the nearest of all values."""
+    whole = np.append(x, np.zeros(-x.size % BLOCK)).reshape(-1, BLOCK)
+    most = np.abs(whole).max(axis=1, keepdims=True)
+    share = np.divide(whole, most, where=most > 0, out=np.zeros_like(whole))
+    codes = np.abs(share[..., None] - values.astype(np.float64)).argmin(axis=-1)
+    return codes.reshape(-1)[: x.size], most[:, 0]
+
+
+def test_8_bit_moments_are_the_nearest_values_of_the_paper_s_type():
+    assert (len(M_VALUES), len(V_VALUES)) == (256, 256)
+    assert [*M_VALUES[[0, 127, 255]]] == pytest.approx([-0.99296875, 0, 1])
+    n, betas = 3 * BLOCK + 70, (0.9, 0.999)
+    m, v = leaf(np.zeros(n, np.int8)), leaf(np.zeros(n, np.int8))
+    p, g, scales = (
+        leaf(floats(n)),
+        leaf(np.zeros(n, np.float32)),
+        leaf(np.zeros((2, n_blocks(n)), "f4")),
+    )
+    settings = leaf(np.zeros(7, np.float32))
+    program = bind(schedule(Graph.of(opt_step_adamw_8bit(p, g, m, v, scales, settings)), Devices()))
+    for step in range(1, 4):
+        sources = (M_VALUES, m.data, scales.data[0]), (V_VALUES, v.data, scales.data[1])
+        old = [a[c.view(np.uint8)] * np.repeat(s, BLOCK)[:n] for a, c, s in sources]
+        g.data[:] = floats(n, seed=step) * 10.0 ** np.random.default_rng(step).integers(-5, 1, n)
+        settings.data[:] = adamw_settings(0.1, betas, 1e-8, 0.0, step)
+        program()
+        first = old[0] * betas[0] + g.data * (1 - betas[0])
+        second = old[1] * betas[1] + g.data.astype(np.float64) ** 2 * (1 - betas[1])
+        codes, most = packed(first, M_VALUES)
+        np.testing.assert_allclose(scales.data[0], most, rtol=3e-5)
+        assert np.mean(codes == m.data.view(np.uint8)) > 0.99  # a middle falls to either side
+        codes, most = packed(second, V_VALUES)
+        np.testing.assert_allclose(scales.data[1], most, rtol=3e-5)  # 1 − β in float32 is 1e-5 off
+        assert np.mean(np.maximum(codes, 1) == v.data.view(np.uint8)) > 0.99
 
 
 def test_sgd_with_decay_reaches_the_minimum_it_must():

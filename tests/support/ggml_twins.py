@@ -280,6 +280,7 @@ WITHOUT = {
     "a step of generation within the graph": """likeliest advance window_span chunk_span
         log_temperature""",
     "ggml has no Lion": "opt_step_lion",
+    "ggml keeps moments in float32 alone": "opt_step_adamw_8bit",
     "ggml stops a gradient by its flags": "detach",
 }
 WITHOUT = {name: reason for reason, names in WITHOUT.items() for name in words(names)}

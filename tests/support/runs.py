@@ -5,7 +5,8 @@ from pyggml.lora import StepReport
 
 def state(trainer):
     p = trainer.parameters
-    return [b.tobytes() for b in (p.data, p.m, p.v)] + [trainer.progress]
+    buffers = (p.data, p.m, p.v, *p.moments.values())
+    return [b.tobytes() for b in buffers] + [trainer.progress]
 
 
 def steps(events):

@@ -19,11 +19,11 @@ from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
 from pyggml.hub import HELD_OUT
-from pyggml.lora import DataConfig, LoraConfig, Objective, TrainConfig
+from pyggml.lora import DataConfig, LoraConfig, Objective, Parameters, TrainConfig
 from pyggml.lora.data import Source, TokenCache
 from pyggml.lora.data.unused import OF_TEXTS, unused_by_answers, unused_by_classes
 from pyggml.lora.objectives.choice import ObjectiveConfig
-from pyggml.lora.optim import n_kept
+from pyggml.lora.optim import kept_bytes
 from pyggml.lora.record import are_records, check_loggers, metrics_beside
 from pyggml.lora.trainer.folder import existing, hold, newest
 
@@ -363,16 +363,16 @@ def _check_apart(job: Job) -> None:
             raise ConfigError(f"{path}: lies in {around}, all of which is read as data")
 
 
-def check_room(job: Job, n_trained: int, n_output: int) -> None:
+def check_room(job: Job, parameters: Parameters, n_output: int) -> None:
     """ConfigError if a disk lacks room for the output or for the checkpoints.
 
-    The bytes are those of the output, and of the trained parameters.
+    n_output: bytes of the output
     """
     check_space(job.output, n_output + _HEADER_BYTES)
     folder = job.train.checkpoint_dir
     if folder is not None:  # one more than those that stay
         there = sum(path.stat().st_size for path in existing(Path(folder)))
-        each = (1 + n_kept(job.train)) * n_trained + _HEADER_BYTES
+        each = parameters.data.nbytes + kept_bytes(job.train, parameters) + _HEADER_BYTES
         needed = each * (job.train.checkpoint_keep + 1)
         check_space(Path(folder), max(0, needed - there))
 

@@ -73,7 +73,8 @@ def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
     files, data = file_bytes(), trainer.parameters.data.nbytes
     process = resident() - files + spare(trainer.passes, model)
     arena = max(reserved.arena - elsewhere, 0)
-    state = reserved.parameters - data + (0 if arena >= data else data)
+    copied = arena < data and not trainer.config.step_in_backward
+    state = reserved.parameters - data + copied * data
     cache = _cache(model, n_prompt)
     state += cache if job.answer_every else 0
     return RunBytes(process, arena, state, max(cache, LANGUAGES), files, _largest(model))

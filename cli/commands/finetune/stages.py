@@ -156,7 +156,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     job = _with_rate(job, trained)
     model = trained.model
     summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
-    check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
+    check_room(job, trained.parameters, results.n_bytes(trained))
     job, corpus, prompt = _within_memory(job, base, trained)
     if not has_chats(corpus):
         job = replace(job, reading=replace(job.reading, chat_template=told))
@@ -173,7 +173,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     )
     if job.resume is not None:
         _resume(trainer, job.resume)
-    summary.say_memory(trainer.reserve(), job.train.grad_checkpointing)
+    summary.say_memory(trainer.reserve(), job.train)
     summary.say_steps(trainer, job.fixed)
     summary.say_ranks(trainer, job.device)
     say_validation(trainer)

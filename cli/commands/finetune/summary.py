@@ -19,6 +19,7 @@ from pyggml.lora import (
     DataConfig,
     LoraConfig,
     RunMemory,
+    TrainConfig,
     TrainedTensors,
     Trainer,
 )
@@ -189,8 +190,9 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
     return "there is one window" if len(corpus.train) == 1 else "there is one document"
 
 
-def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
+def say_memory(reserved: RunMemory, config: TrainConfig) -> None:
     """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
+    checkpointing = config.grad_checkpointing
     own = reserved.arena + reserved.parameters
     graph = f"{size(reserved.arena)} for the graph" + ", gradient checkpointing" * checkpointing
     row(
@@ -198,6 +200,12 @@ def say_memory(reserved: RunMemory, checkpointing: bool) -> None:
         f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradients and optimizer "
         f"state; {size(reserved.weights)} of weights stay in the file",
     )
+    if config.step_in_backward:
+        clip = f"clipped to {config.clip:g} by the gradient's norm of the step before"
+        clip += ", the first one not at all"
+        row(
+            "", f"each tensor's step follows its gradient: {clip if config.clip else 'not clipped'}"
+        )
     import psutil
 
     there = int(psutil.virtual_memory().total)

@@ -12,8 +12,9 @@ from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import plural, printable, size
 from pyggml.look.draw import inside, lanes, overview, sections
 from pyggml.look.draw.fold import op_counts
-from pyggml.lora import LoraConfig, attach
+from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.trainer.memory import held_bytes
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
@@ -63,7 +64,7 @@ def facts(p: PassPlan) -> dict[str, Any]:
         "batch": s.batch,
         "grad_checkpointing": s.checkpointing,
         "arena_bytes": p.plan.n_bytes,
-        "parameter_bytes": p.parameters.n_bytes(),
+        "parameter_bytes": held_bytes(p.parameters, TrainConfig()),
         "n_nodes": len(p.plan.graph.nodes),
         "nodes": dict(_ops(p.plan).most_common()),
         "peak_bytes": moment.n_bytes,
@@ -86,7 +87,10 @@ def plan_sections(p: PassPlan) -> list[ReportSection]:
     rows = [
         ("pass", f"{plural(s.batch, 'window')} of {s.ctx} tokens, LoRA of rank {s.rank}{again}"),
         ("graph", size(p.plan.n_bytes)),
-        ("adapter", f"{size(p.parameters.n_bytes())}, with gradients and optimizer state"),
+        (
+            "adapter",
+            f"{size(held_bytes(p.parameters, TrainConfig()))}, with gradients and optimizer state",
+        ),
         ("nodes", f"{len(nodes):,}, of which {len(p.plan.reused):,} write in place of a source"),
     ]
     ops = CellTable(("op", "nodes"), [(n, f"{k:,}") for n, k in _ops(p.plan).most_common()], _LAST)

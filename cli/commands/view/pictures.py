@@ -27,7 +27,8 @@ from pyggml.look.draw.fold import forward_tensors, op_counts
 from pyggml.look.draw.graph import is_small, stream_between
 from pyggml.look.draw.lanes import MARGIN, WIDTH
 from pyggml.look.passes import Stage, stages
-from pyggml.lora import DataConfig
+from pyggml.lora import DataConfig, TrainConfig
+from pyggml.lora.trainer.memory import held_bytes
 from pyggml.model import Model
 from pyggml.models import Inputs, build
 from pyggml.runtime import schedule
@@ -157,7 +158,7 @@ def _build(model: Model | None, asked: PassQuery) -> Picture:
         else:
             planned = plan_pass(model, settings_of(asked))
             plan, trained = planned.plan, frozenset(planned.parameters.tensors.values())
-            n_trained = planned.parameters.n_bytes()
+            n_trained = held_bytes(planned.parameters, TrainConfig())
     return Picture(asked, plan, trained, n_trained, stages(runs, plan.graph))
 
 

@@ -1,6 +1,7 @@
 """Train all tensors of small models with PyTorch; write the windows and every loss to full.npz.
 
-    python make_full.py FIXTURES     in an environment with torch, transformers, accelerate, gguf
+    python make_full.py FIXTURES     in an environment with torch, transformers, accelerate, gguf,
+                                     bitsandbytes
 
 FIXTURES   folder of qwen2-F16.gguf, qwen2-golden.npz and their neighbours. transformers reads the
            files itself, but not all of their keys: UNREAD has these. That it reads the rest is
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bitsandbytes.optim import AdamW8bit
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import AutoModelForCausalLM
 
@@ -39,10 +41,12 @@ UNREAD: dict[str, dict[str, Any]] = {
     "gpt2": {"n_positions": 512},
     "llama": {"rope_parameters": LLAMA3},
 }
+IN_8_BITS = ("qwen2", "phi3")
 N_STEPS, BATCH, CTX, N_WORDS = 100, 2, 32, 61
 COMMON = {"max_steps": N_STEPS, "batch": BATCH, "warmup_steps": 10, "clip": 0.5}
 SETTINGS: dict[str, dict[str, Any]] = {
     "adamw": COMMON | {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.1},
+    "adamw8bit": COMMON | {"optimiser": "adamw8bit", "lr": 5e-4, "weight_decay": 0.1},
     "sgd": COMMON | {"optimiser": "sgd", "lr": 0.5, "weight_decay": 1e-3},
 }
 
@@ -60,8 +64,8 @@ def windows() -> np.ndarray:
 
 
 def optimiser_of(parameters: list[torch.nn.Parameter], settings: dict[str, Any]) -> Any:
-    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[settings["optimiser"]]
-    return kind(parameters, lr=0.0, weight_decay=settings["weight_decay"])
+    kinds = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit, "sgd": torch.optim.SGD}
+    return kinds[settings["optimiser"]](parameters, lr=0.0, weight_decay=settings["weight_decay"])
 
 
 class LessOne(torch.nn.Module):
@@ -117,7 +121,8 @@ def main(folder: str) -> None:
     ids = windows()
     arrays = {"settings": np.array(json.dumps(SETTINGS)), "ids": ids}
     for architecture in UNREAD:
-        for name, settings in SETTINGS.items():
+        for name in [n for n in SETTINGS if n != "adamw8bit" or architecture in IN_8_BITS]:
+            settings = SETTINGS[name]
             losses = arrays[f"{architecture}/{name}"] = train(folder, architecture, ids, settings)
             print(architecture, name, losses[:2], "…", losses[-2:])
     np.savez_compressed(Path(__file__).with_name("full.npz"), **arrays)

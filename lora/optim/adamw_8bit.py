@@ -1,0 +1,72 @@
+"""AdamW whose moments are in 8 bits by blocks (Dettmers et al. 2022), as bitsandbytes has them.
+
+It keeps a quarter of AdamW's state. Tensors of fewer than LEAST numbers, such as norms and biases,
+keep theirs in float32.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import numpy as np
+
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.optim.adamw import FlatAdamW
+from pyggml.ops import opt_step_adamw, opt_step_adamw_8bit
+from pyggml.ops.optim_8bit import n_blocks
+
+LEAST = 4096  # bitsandbytes' min_8bit_size
+_SCALES, _SMALL = "scales", "small"
+Place = tuple[str, int, int]  # an array, and of what it holds of a tensor the start and the length
+
+
+class FlatAdamW8bit(FlatAdamW):
+    """One node for each tensor: OPT_STEP_ADAMW for a small one, else OPT_STEP_ADAMW_8BIT."""
+
+    moments = ()
+
+    def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
+        is_small = len(moments_and_settings) == 3
+        step = opt_step_adamw if is_small else opt_step_adamw_8bit
+        return step(data, gradient, *moments_and_settings)
+
+    @classmethod
+    def kept(cls, parameters: Parameters) -> Mapping[str, np.ndarray]:
+        """m and v: the codes of all numbers. scales: of each tensor, those of both moments. small:
+        both moments of each small tensor."""
+        arrays = parameters.moments
+        if not arrays:
+            ends = {array: start + n for array, start, n in _places(parameters).values()}
+            arrays |= {array: np.zeros(end, np.float32) for array, end in ends.items()}
+            if _SCALES in ends:
+                arrays |= {m: np.zeros(parameters.data.size, np.int8) for m in "mv"}
+        return arrays
+
+    def step_of(self, name: str, gradient: Tensor) -> Tensor:
+        p, arrays, (array, start, n) = self.parameters, self.kept(self.parameters), self._at[name]
+        data, settings = p.tensors[name], self._settings[p.rate(name)]
+        both = arrays[array][start : start + n].reshape(2, -1)
+        if array == _SMALL:
+            moments = [leaf(each.reshape(data.shape), "moment") for each in both]
+        else:
+            moments = [*(p.part(name, arrays[m]) for m in "mv"), leaf(both, _SCALES)]
+        return self.update(data, gradient, *moments, settings)
+
+    @cached_property
+    def _at(self) -> Mapping[str, Place]:
+        return _places(self.parameters)
+
+    def _updates(self) -> Iterator[Tensor]:
+        for name, gradient in self.parameters.gradients.items():
+            yield self.step_of(name, gradient)
+
+
+def _places(parameters: Parameters) -> Mapping[str, Place]:
+    """Where each tensor has its scales, or its moments if it is small."""
+    places, ends = dict[str, Place](), {_SCALES: 0, _SMALL: 0}
+    for name, t in parameters.tensors.items():
+        array = _SMALL if t.n_elements < LEAST else _SCALES
+        n = 2 * (t.n_elements if array == _SMALL else n_blocks(t.n_elements))
+        places[name] = array, ends[array], n
+        ends[array] += n
+    return places
