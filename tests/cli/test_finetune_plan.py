@@ -74,8 +74,8 @@ def test_the_parts_of_the_plan_are_what_the_run_takes(finetune, monkeypatch):
     planned = []
     whole = memory.parts
 
-    def seen(trainer, n_prompt):
-        planned.append((whole(trainer, n_prompt), trainer.reserve()))
+    def seen(trainer, *more):
+        planned.append((whole(trainer, *more), trainer.reserve()))
         return planned[-1][0]
 
     monkeypatch.setattr(memory, "parts", seen)
