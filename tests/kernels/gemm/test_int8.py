@@ -5,6 +5,7 @@ import pytest
 
 from pyggml import threads
 from pyggml.backends.cpu import CPU
+from pyggml.generation.sampling import ALIKE
 from pyggml.graph.dtypes import dtype
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, by_rows, few, int8, lane_dots, reference, several
@@ -210,6 +211,15 @@ def test_a_block_is_rounded_as_if_it_were_alone(depth, rng):
         among_others = forward(x, quantize(others_zero, "Q8_0"), "Q8_0")
         alone = forward(x[:, block].copy(), quantize(w[:, block], "Q8_0"), "Q8_0")
         np.testing.assert_array_equal(among_others, alone)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_few_tokens_have_the_bits_of_each_alone(kind, rng):
+    """Also where blocks are left over behind the units of a row: guessed tokens count on it."""
+    x, w = normal(rng, ALIKE, 288), quantize(normal(rng, 70, 288), kind)
+    alone = np.concatenate([forward(row[None].copy(), w, kind) for row in x])
+    for n in range(2, ALIKE + 1):
+        np.testing.assert_array_equal(forward(x[:n].copy(), w, kind), alone[:n])
 
 
 def test_two_groups_of_q6_k_get_one_scale(rng):
