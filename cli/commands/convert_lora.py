@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pyggml import load
+from pyggml import gguf, load
 from pyggml.chat.source import carries_template
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.kinds import ADAPTER
@@ -12,6 +12,7 @@ from pyggml.cli.terminal.options import SETTINGS, in_group, model_option
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import plural, say, size
 from pyggml.lora.peft import from_peft, to_peft
+from pyggml.models.stack import LABELS, POOLING
 
 
 @click.command(
@@ -38,12 +39,14 @@ def command(source: Path, target: Path, model: Path, base_name: str | None) -> N
 
     The model says which matrices there are, and in which order its rows lie.
     """
+    left_out = list[str]()
     if source.is_dir():
         ranks = from_peft(load(model), source, target)
         written = [target]
     else:
         ranks = to_peft(load(model), source, target, base_name)
         written = sorted(path for path in target.rglob("*") if path.is_file())
+        left_out = _left_out(source)
     is_carried = carries_template(target if source.is_dir() else source)
     sizes = sorted(set(ranks.values()))
     said = f"rank {sizes[0]}" if len(sizes) == 1 else f"ranks {sizes[0]} to {sizes[-1]}"
@@ -51,3 +54,11 @@ def command(source: Path, target: Path, model: Path, base_name: str | None) -> N
     say(f"{plural(len(ranks), 'module')} of {said}{template}")
     for path in written:
         say(f"{path}, {size(path.stat().st_size)}")
+    for key in left_out:
+        say(f"left out: {key}, for which PEFT has no place")
+
+
+def _left_out(adapter: Path) -> list[str]:
+    """The keys of an adapter's file that say what it is for, and are lost in a folder."""
+    with gguf.open(adapter) as file:
+        return [key for key in (LABELS, POOLING) if key in file.metadata]

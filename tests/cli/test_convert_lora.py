@@ -68,9 +68,13 @@ def test_what_a_folder_or_adapter_cannot_carry_is_said(pyggml, tmp_path):
         metadata |= {"tokenizer.chat_template": TEMPLATE, "pyggml.chat.inputs": '{"a": 1}'}
         tensors = [(t.name, t.dtype, t.shape, made.data(t.name)) for t in made.tensors.values()]
         gguf.write(file, metadata, tensors)
+        del metadata["pyggml.chat.inputs"]
+        gguf.write(tmp_path / "pooled.gguf", metadata | {"pyggml.pooling": "mean"}, tensors)
     ended = pyggml("convert-lora", "-m", MODEL, file, tmp_path / "back")
     assert ended.code == 2 and 'were written with {"a": 1} (--chat-template-kwargs)' in ended.err
     assert not (tmp_path / "back").exists()
+    ended = pyggml("convert-lora", "-m", MODEL, tmp_path / "pooled.gguf", tmp_path / "back")
+    assert ended.code == 0 and "left out: pyggml.pooling, for which PEFT has no place" in ended.out
 
 
 def test_what_is_wrong_is_one_sentence(pyggml, tmp_path):
