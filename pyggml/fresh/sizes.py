@@ -70,6 +70,8 @@ def hyperparameters(
     best = min(sized, key=lambda of: abs(of[0] - n_params), default=None)
     is_near = best is not None and (sizer.is_sized or abs(best[0] - n_params) <= n_params / 2)
     if best is None or (not is_near and sizer.fault):
+        if keys:
+            raise ConfigError(f"no {architecture} has these keys: {sizer.fault}")
         raise ConfigError(
             f"{architecture} has no sizes by the number of parameters alone ({sizer.fault}): give "
             "its hyperparameters by their keys"
@@ -127,14 +129,17 @@ class _Sizer:
         return [of for width in last for n in _depths(width) for of in self._sized(width, n)]
 
     def _widths(self) -> Iterator[int]:
-        """The widths to try, in rising order; that of the keys alone, if they name one."""
+        """The widths to try, in rising order, that the keys' heads share; that of the keys alone,
+        if they name one."""
         own = self._keys.get(self._full("embedding_length"))
         if isinstance(own, int):
             yield own
             return
-        width = _SMALL_HEAD
+        width, n = _SMALL_HEAD, self._keys.get(self._full("attention.head_count"))
+        n_heads = max(n, 1) if isinstance(n, int) else 1
         while width <= _MOST_WIDTH:
-            yield width
+            if width % n_heads == 0:
+                yield width
             width += _SMALL_HEAD if width < _SMALL_WIDTH else round_up(width // 16, _HEAD)
 
     def _sized(self, width: int, n_layer: int) -> list[tuple[int, Metadata]]:
@@ -148,13 +153,13 @@ class _Sizer:
 
     def _metadata(self, width: int, n_layer: int) -> Metadata:
         head = _HEAD if width >= _SMALL_WIDTH else _SMALL_HEAD
-        example = self._of.example
+        example, heads = self._of.example, self._heads(width, head)
         sizes: Metadata = {
             "context_length": self._n_ctx,
             "embedding_length": width,
             _DEPTH: n_layer,
-            "attention.head_count": width // head,
-            "attention.head_count_kv": width // head,
+            "attention.head_count": heads,
+            "attention.head_count_kv": heads,
             "attention.layer_norm_rms_epsilon": 1e-6,
             "attention.layer_norm_epsilon": 1e-5,
         }
@@ -174,6 +179,16 @@ class _Sizer:
         if self._of.name in (rwkv.SIX, rwkv.SEVEN):
             sizes |= rwkv.sizes(self._of.name, width)
         return self._with(sizes)
+
+    def _heads(self, width: int, head: int) -> int:
+        """Their number: that of the keys, or as many of this size as the width has. ModelError if
+        they share it unevenly and have no size of their own."""
+        n, own = (self._keys.get(self._full(k)) for k in ("attention.head_count", _OF_A_HEAD[0]))
+        if not isinstance(n, int):
+            return width // head
+        if own is None and _OF_A_HEAD[0] not in self._of.example and width % max(n, 1):
+            raise ModelError(f"{n} heads cannot share embedding_length {width} evenly")
+        return n
 
     def _with(self, sizes: Metadata) -> Metadata:
         """Keys of these sizes. What the architecture's example has by layer goes on as there."""

@@ -35,7 +35,10 @@ def test_what_is_wrong_is_one_sentence(pyggml, tiny, text, tmp_path):
     keys.write_text('{"llama.block_count": 3,}')
     wide = tmp_path / "wide.json"
     wide.write_text('{"llama.embedding_length": 1000000000}')
+    uneven = tmp_path / "uneven.json"
+    uneven.write_text('{"llama.embedding_length": 100, "llama.attention.head_count": 3}')
     for arguments, said in [
+        (("new", "--vocab", tok, "--keys", uneven, "-o", base), "3 heads cannot share embedding_"),
         (("tokenizer", "-f", text, "-o", base, "--vocab-size", 9), "9 tokens are too few"),
         (("new", "--vocab", text, "-o", base), "is not a GGUF file"),
         (("new", "--vocab", tok, "--arch", "no", "-o", base), "architecture 'no': known are"),

@@ -49,6 +49,10 @@ def test_keys_stand_and_the_rest_follows():
     assert metadata["llama.embedding_length"] == 96
     assert metadata["llama.attention.head_count_kv"] == 1
     assert metadata["llama.context_length"] == 64
+    keys = {"llama.attention.head_count": 5}
+    assert (
+        hyperparameters("llama", 10**6, N_VOCAB, 64, keys=keys)["llama.embedding_length"] % 5 == 0
+    )
     for n_params, said in ((1000, "too few or too many"), (10**15, "too few or too many")):
         with pytest.raises(ConfigError, match=said):
             hyperparameters("llama", n_params, 32000, 64)

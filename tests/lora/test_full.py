@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ from full_training import trainer_of as run_of
 from tiny_models import NO_VOCABULARY, write_llama
 
 import pyggml
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, QuantError
+from pyggml.graph.arrays import write
 from pyggml.lora import train_tensors
 from pyggml.lora.optim import adamw_8bit
 
 from peers.trial import llama_cpp_logits
 from runs import state
 
+BASE = Path(__file__).parents[1] / "golden/models/qwen3-F16.gguf"
 RUNS = [*product(FULL, OPTIMISERS)]
 # A second and a half each; a clone has qwen3's file.
 IN_EVERY_CHECK = [*product(FULL[:4], ["adamw"]), *product(FULL[:2], ["sgd"])]
@@ -67,6 +70,21 @@ def test_constants_stay_and_are_named(shared):
     assert trained.words[1] == "rope_freqs.weight stays: no loss has a slope there"
     with pytest.raises(AdapterError, match=r"rope_freqs.weight: no loss has a slope"):
         train_tensors(model, ["rope_freqs"])
+
+
+def test_numbers_that_f16_does_not_hold_are_named_and_no_file_is_touched(tmp_path):
+    """The base is none that is written; the older output stays whole."""
+    base = BASE.read_bytes()
+    trained = train_tensors(pyggml.load(BASE), ["blk.0.ffn_*"])
+    out = tmp_path / "out.gguf"
+    trained.save(out)
+    older = out.read_bytes()
+    up = trained.parameters.tensors["blk.0.ffn_up.weight"]
+    write(up, np.full(up.shape, 1e5, np.float32))
+    with pytest.raises(QuantError, match=r"blk\.0\.ffn_up\.weight.*F16"):
+        trained.save(out)
+    assert out.read_bytes() == older and BASE.read_bytes() == base
+    assert [p.name for p in tmp_path.iterdir()] == ["out.gguf"]
 
 
 @pytest.mark.interop
