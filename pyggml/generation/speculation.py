@@ -37,7 +37,6 @@ from pyggml.generation.drafts import (
 )
 from pyggml.generation.gain import Offer, PassCosts
 from pyggml.generation.sampler import Sampler
-from pyggml.generation.sampling import ALIKE
 from pyggml.model import Model
 
 if TYPE_CHECKING:
@@ -81,8 +80,10 @@ class Speculator:
         self._model = None if draft is None else DraftModel(draft, batch)
 
     def guesses(self, completion: Completion) -> bool:
-        """Whether tokens of an answer are guessed."""
-        return completion.how.draft_max > 0 and (_looks_up(completion) or self._model is not None)
+        """Whether tokens of an answer are guessed. None in a deterministic batch: how many depends
+        on how long passes take, and not every product gives a token the bits that it has alone."""
+        looks = _looks_up(completion) or self._model is not None
+        return looks and completion.how.draft_max > 0 and not self.batch.deterministic
 
     def release(self) -> None:
         """Free the draft model's cache."""
@@ -191,8 +192,6 @@ class Speculator:
             self.batch.n_ctx - 1 if slot.is_long else min(self.batch.n_ctx - 1, self.batch.n_short)
         )
         n_more, most = completion.n_left - 1, completion.how.draft_max
-        if self.batch.deterministic:  # the length depends on how long passes take
-            most = min(most, ALIKE - 1)
         return max(0, min(most, end - slot.n_past - n, n_more))
 
     def _note(self, completion: Completion, n_drafted: int, n_right: int) -> None:

@@ -215,7 +215,7 @@ def test_requests_of_a_batch_have_their_own_answers(model, draft, always):
         while scheduler.step():
             pass
         assert [[p.token for p in own] for own in told] == alone
-        assert scheduler._speculator.n_accepted > 0
+        assert (scheduler._speculator.n_accepted > 0) != deterministic
 
 
 def test_a_context_shift_and_a_q8_0_cache_have_the_same_text(tmp_path, always):

@@ -175,6 +175,8 @@ def _say_served(opener: Opener, voices: Voices) -> Schedules:
             row("", text)
     for control in opened[0].controls.words if opened else ():
         row("control", control)
+    if opener.given["draft"] and opener.limits.deterministic:
+        row("draft", "unused: with --deterministic nothing is guessed")
     if folder := opener.given["models"]:
         row("models", f"of {folder}: {', '.join(n for n in voices if not voices.is_open(n))}")
         return Relay(partial(_open, opener), partial(_keep, voices), free_memory)

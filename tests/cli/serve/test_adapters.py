@@ -3,6 +3,10 @@
 import shutil
 
 import pytest
+from tiny_models import TOKENS, VOCABULARY, write_llama
+
+import pyggml
+from pyggml.lora import LoraConfig, attach
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 
@@ -38,6 +42,18 @@ def test_an_adapter_is_loaded_used_and_dropped(loading):
     answer = loading.text(model="new", max_tokens=1)
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
     assert [each["id"] for each in http.get("/v1/adapters").json()["data"]] == ["half"]
+
+
+@pytest.mark.filterwarnings("ignore:.*was trained on another model")  # in the server's log
+def test_an_adapter_of_another_model_is_answered_with_a_warning(loading, adapters, tmp_path):
+    other = write_llama(tmp_path / "other.gguf", len(TOKENS), n_layer=2, seed=6, keys=VOCABULARY)
+    path = adapters["red"].parent / "strange.gguf"
+    attach(pyggml.load(other), LoraConfig(rank=2)).save(path)
+    body = {"name": "new", "file": "strange.gguf"}
+    told = loading.http.post("/v1/adapters", json=body).json()
+    path.unlink()
+    (said,) = told["warnings"]
+    assert said.startswith("strange.gguf was trained on another model")
 
 
 def test_a_name_that_is_given_anew_is_the_new_adapter_s(loading):

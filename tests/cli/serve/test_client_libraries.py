@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from pyggml import gguf
 from pyggml.cli.commands.serve.reference import CHATS, RESPONSES
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]  # theirs
@@ -21,8 +22,11 @@ CITIES = {"Rome", "Oslo"}
 
 
 @pytest.fixture(scope="module")
-def base(serve, adapters):
-    with serve(adapters={NAME: adapters["red"]}) as server:
+def base(serve, adapters, chatty, model_with):
+    """Of a context that holds what the libraries say of tools: a byte is a token."""
+    template = gguf.open(chatty).get("tokenizer.chat_template")
+    path = model_with(tokenizer__chat_template=template, llama__context_length=4096)
+    with serve(path, adapters={NAME: adapters["red"]}) as server:
         yield {"base_url": f"{server.url}/v1", "api_key": "none"}
 
 
@@ -33,7 +37,7 @@ def client(base):
 
 def test_openai_calls_tools(client):
     given = {"model": NAME, "messages": ASK, "tools": [TOOL], "tool_choice": "required"}
-    given |= {"parallel_tool_calls": False, "seed": 1, "max_tokens": 200}
+    given |= {"parallel_tool_calls": False, "seed": 1, "max_tokens": 400}
     (choice,) = client.chat.completions.create(**given).choices
     (call,) = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls" and call.function.name == "get_weather"
@@ -49,7 +53,7 @@ def test_openai_parses_answers(client):
     pydantic = pytest.importorskip("pydantic")
     place = pydantic.create_model("Place", city=(Literal["Rome", "Oslo"], ...))
     answer = client.chat.completions.parse(
-        model=NAME, messages=ASK, response_format=place, max_tokens=200
+        model=NAME, messages=ASK, response_format=place, max_tokens=400
     )
     assert answer.choices[0].message.parsed.city in CITIES
 
@@ -72,7 +76,7 @@ def test_openai_responses(client):
     deltas = "".join(p.delta for p in parts if p.type == "response.output_text.delta")
     assert deltas == answer.output_text == parts[-1].response.output_text
     assert answer.usage.total_tokens == parts[-1].response.usage.total_tokens
-    given["max_output_tokens"] = 200
+    given["max_output_tokens"] = 400
     tool = {"type": "function", "strict": True, **TOOL["function"]}
     calls = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
     with client.responses.stream(**given, **calls) as stream:
@@ -85,7 +89,7 @@ def test_openai_responses(client):
 
 def test_langchain(base):
     chat = pytest.importorskip("langchain_openai").ChatOpenAI(
-        model=NAME, max_tokens=200, temperature=1, **base
+        model=NAME, max_tokens=400, temperature=1, **base
     )
     assert chat.invoke("a", max_tokens=5).content
     assert [part.content for part in chat.stream("a", max_tokens=5)]
@@ -107,7 +111,7 @@ def test_llama_index(base):
     from llama_index.core.tools import FunctionTool
 
     model = library.OpenAI(
-        model=NAME, api_base=base["base_url"], api_key="none", max_tokens=200, strict=True
+        model=NAME, api_base=base["base_url"], api_key="none", max_tokens=400, strict=True
     )
     assert model.chat([ChatMessage(role="user", content="a")], max_tokens=5).message.content
     assert [part.delta for part in model.stream_chat([ChatMessage(content="a")], max_tokens=5)]
@@ -129,6 +133,6 @@ def test_instructor(client, mode):
     place = pydantic.create_model("Place", city=(Literal["Rome", "Oslo"], ...))
     asking = instructor.from_openai(client, mode=instructor.Mode[mode])
     found = asking.chat.completions.create(
-        model=NAME, messages=ASK, response_model=place, max_tokens=200, max_retries=0
+        model=NAME, messages=ASK, response_model=place, max_tokens=400, max_retries=0
     )
     assert found.city in CITIES

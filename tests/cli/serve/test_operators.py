@@ -48,12 +48,14 @@ def test_the_log_and_the_counts_are_of_the_same_requests(serve):
         server.chat(max_tokens=2, stream=True)
         assert server.text(n=0).status_code == 400
         assert server.http.get("/v1/secret").status_code == 404
-        server.until(lambda: len(lines) == 4)  # a line comes when its answer has gone
+        embedded = server.http.post("/v1/embeddings", json={"input": ["the", "a"]}).json()
+        server.until(lambda: len(lines) == 5)  # a line comes when its answer has gone
         metrics = server.http.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = [json.loads(line) for line in lines[:4]]
+    lines = [json.loads(line) for line in lines[:5]]
     counts = dict(re.findall(r"^pyggml_(\S+) (\S+)$", metrics.text, re.MULTILINE))
-    assert [line["status"] for line in lines] == [200, 200, 400, 404]
+    assert [line["status"] for line in lines] == [200, 200, 400, 404, 200]
+    assert lines[4]["prompt_tokens"] == embedded["usage"]["prompt_tokens"] > 0
     assert lines[0]["answer_tokens"] == 3 and lines[0]["finish"] == ["length"]
     assert lines[0]["seconds"] >= lines[0]["first_token"] > 0
     assert lines[3]["path"] == "other" and "secret" not in metrics.text
