@@ -57,7 +57,63 @@ def is_tree(value):
     assert value["next"] in (None, TREE["$defs"]["leaf"]["const"])
 
 
+SHAPES = {
+    "$defs": {
+        "side": {"type": "number", "exclusiveMinimum": 0, "maximum": 2.5},
+        "id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+    },
+    "type": "array",
+    "minItems": 2,
+    "maxItems": 3,
+    "items": {
+        "oneOf": [
+            {
+                "type": "object",
+                "properties": {"kind": {"const": "box"}, "id": {"$ref": "#/$defs/id"}},
+                "patternProperties": {"^[ab]$": {"$ref": "#/$defs/side"}},
+                "required": ["kind", "a"],
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "properties": {
+                    "kind": {"const": "path"},
+                    "from": {"type": "string", "format": "date"},
+                    "steps": {
+                        "type": "array",
+                        "prefixItems": [{"type": "integer", "multipleOf": 5}, {"enum": ["x", 1]}],
+                        "items": False,
+                        "minItems": 2,
+                    },
+                },
+                "required": ["kind", "from", "steps"],
+                "additionalProperties": False,
+            },
+        ]
+    },
+}
+
+
+def is_shape(value):
+    if value["kind"] == "box":
+        assert {"kind", "a"} <= value.keys() <= {"kind", "id", "a", "b"}
+        assert all(0 < value[side] <= 2.5 for side in value.keys() & {"a", "b"})
+        assert re.fullmatch("[A-Z]{2}-[0-9]{3}", value.get("id", "AB-123"))
+    else:
+        assert value.keys() == {"kind", "from", "steps"} and value["kind"] == "path"
+        step, name = value["steps"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", value["from"])
+        assert type(step) is int and step % 5 == 0 and name in ("x", 1)
+
+
+def are_shapes(values):
+    assert 2 <= len(values) <= 3
+    for value in values:
+        is_shape(value)
+
+
 CASES = {
+    "shapes": ({"json_schema": json.dumps(SHAPES)}, lambda text: are_shapes(json.loads(text))),
     "person": ({"json_schema": json.dumps(PERSON)}, lambda text: is_person(json.loads(text))),
     "tree": ({"json_schema": json.dumps(TREE)}, lambda text: is_tree(json.loads(text))),
     "choice": (

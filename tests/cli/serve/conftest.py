@@ -114,7 +114,8 @@ def started(
     """Answers end at their limit or their client's, as chance ends none: no end is drawn."""
     base = pyggml.load(path)
     limits = Limits(**{"parallel": 4, **limits})
-    batch = Batch(base, limits.parallel, limits.ctx or base.config.n_ctx)
+    n_ctx = limits.ctx or base.config.n_ctx
+    batch = Batch(base, limits.parallel, n_ctx, deterministic=limits.deterministic)
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue)
     writer = ChatWriter.of(find_template(base.tokenizer), base.tokenizer)
     first = Voice("tiny", base, writer, batch.n_ctx, controls or Controls())
