@@ -25,6 +25,7 @@ from pyggml.formulas.expression import (
 from pyggml.formulas.rows import LENGTH, largest, mean, pick, total, wide_total
 
 LOWEST = -3e38  # no score; a device may lack -inf
+LEAST = 2.0**-126  # that a probability is taken to be in a logarithm: float32's least normal
 
 # -- arithmetic -----------------------------------------------------------------------------------
 
@@ -254,3 +255,25 @@ def labelled(logits: Expression, labels: Expression, share: Expression) -> Expre
     top = largest(logits)
     all_labels = total(labels) * log(total(exp(logits - top)))
     return where(share > 0, share * (all_labels - total(labels * (logits - top))), 0)
+
+
+def _above_mixture(
+    q: Expression, log_p: Expression, beta: Expression
+) -> tuple[Expression, Expression]:
+    """(ln m, p · ln(p / m) times 1 - beta, at beta of 1 times 1), m = (1 - beta) · p + beta · q."""
+    p, share = exp(log_p), where(beta < 1, 1 - beta, 1)
+    log_m = log(maximum((1 - beta) * p + beta * q, LEAST))
+    return log_m, where(p > 0, share * p * (log_p - log_m), 0)
+
+
+def case_loss(q: Expression, log_p: Expression, *, beta: Expression) -> Expression:
+    """What a case of probability p adds to a loss that wants q: see pyggml/ops/loss/soft.py."""
+    log_m, above = _above_mixture(q, log_p, beta)
+    divergence = beta * q * (log(maximum(q, LEAST)) - log_m) + above
+    return where(beta > 0, divergence, where(q > 0, -(q * log_p), 0))
+
+
+def case_pull(q: Expression, log_p: Expression, *, beta: Expression) -> Expression:
+    """How much more of p the loss wants: its slope by ln p with the sign turned, less what all
+    cases have in common with p."""
+    return where(beta > 0, -_above_mixture(q, log_p, beta)[1], q)

@@ -43,9 +43,10 @@ from pyggml.ops.loss.head_slices import Wanted
 from pyggml.ops.loss.soft import (
     BETAS,
     NO_BETA,
+    ONE_TARGET,
     expect_beta,
     expect_shares,
-    soft_losses,
+    soft_rows,
     soft_wanted,
 )
 
@@ -292,7 +293,7 @@ def _run(site: Site) -> Call:
     h, w, targets, *shares, weights = site.src
     chunk = _chunk(site, gemm.Weight(w, site.node.src[1].dtype, site.compute))
     n_right, *dh = site.saved
-    one = np.broadcast_to(np.array([1, 0], np.float32), (len(h), 2))
+    one = np.broadcast_to(ONE_TARGET, (len(h), 2))
     wanted = Wanted(targets.reshape(len(h), -1), shares[0] if shares else one, weights)
     kernel = _put_by_row if site.out.ndim else _sum_up
     return Call(kernel, site.out, n_right, dh[0] if dh else None, h, wanted, chunk)
@@ -325,7 +326,8 @@ def _soft_ref(
     h: np.ndarray, w: np.ndarray, *wanted: np.ndarray, gradient: bool, softcap: float, beta: float
 ) -> np.ndarray:
     z = h @ w.T
-    return soft_losses(SOFTCAP(z, cap=softcap) if softcap else z, *wanted, beta=beta).sum()
+    z = SOFTCAP(z, cap=softcap) if softcap else z
+    return np.asarray(soft_rows(z, *wanted, beta=beta)[0].sum())
 
 
 def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:

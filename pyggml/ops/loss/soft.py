@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError
+from pyggml.formulas.formula import formula, joint
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
 from pyggml.graph.ggml_enums import GGMLOp
@@ -28,11 +29,17 @@ from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import exp32, row_max
+from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Site, cpu_kernel
+from pyggml.ops import formulas
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.expect import expect, expect_type
 
-_ZERO, _ONE, _LEAST = np.float32(0), np.float32(1), np.float32(np.finfo(np.float32).tiny)
+_LOSS, _PULL = formula(formulas.case_loss), formula(formulas.case_pull)
+CASE = joint("case", [_LOSS, _PULL])  # what one of the k + 1 adds to a loss, and −dL/d ln p
+_case = inlined(CASE)
+ONE_TARGET = np.array([1, 0], np.float32)  # what is wanted of a row's only target, and of others
+_ZERO, _LEAST = np.float32(0), np.float32(formulas.LEAST)
 BETAS = (0.0, 0.3, 1.0)  # of samples
 NO_BETA = (-0.1, 1.1, float("nan"))  # values that expect_beta refuses
 
@@ -78,19 +85,6 @@ def _spec(logits: Tensor, *wanted: Tensor, beta: float) -> Spec:
         raise ShapeError(f"soft_cross_entropy: {fault}")
     expect_shares("soft_cross_entropy", (logits.shape[0], logits.shape[1]), *wanted)
     return Spec(())
-
-
-@kernel
-def _case(q, log_p, beta):
-    """What one of the k + 1 cases adds to a loss, and −dL/d ln p: `cases` of one."""
-    if beta == _ZERO:
-        return (-q * log_p if q > _ZERO else _ZERO), q
-    p, log_q = exp32(log_p), np.log(max(q, _LEAST))
-    if beta == _ONE:
-        return p * (log_p - log_q), p * (log_q - log_p)
-    log_m = np.log(max((_ONE - beta) * p + beta * q, _LEAST))
-    above = (_ONE - beta) * p * (log_p - log_m)
-    return beta * q * (log_q - log_m) + above, -above
 
 
 @kernel
@@ -150,36 +144,34 @@ def _run(site: Site) -> Call:
 
 def cases(q: np.ndarray, log_p: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
     """Of probabilities (n, k + 1): the loss of each row (n,), and −dL/d ln p of each case."""
-    if beta == 0:
-        return -np.where(q > 0, q * np.where(q > 0, log_p, 0), 0).sum(axis=1), q
+    how = {"beta": q.dtype.type(beta)}
     with np.errstate(all="ignore"):  # logits may not be finite
-        p, log_q = np.exp(log_p), np.log(np.maximum(q, _LEAST))
-        log_m = log_q if beta == 1 else np.log(np.maximum((1 - beta) * p + beta * q, _LEAST))
-        above = np.where(p > 0, p * (log_p - log_m), 0) * (1 if beta == 1 else 1 - beta)
-        terms = above if beta == 1 else above + beta * q * (log_q - log_m)
-    return terms.sum(axis=1), -above
+        return _LOSS(q, log_p, **how).sum(axis=1), _PULL(q, log_p, **how)
 
 
-def soft_losses(
+def soft_rows(
     z: np.ndarray,
     targets: np.ndarray,
     shares: np.ndarray,
     weights: np.ndarray,
     *,
     beta: float = 0.0,
-) -> np.ndarray:
-    """The loss of each row of logits, in float64."""
-    top = z.max(-1, keepdims=True)
-    e, rows = np.exp(z - top), np.arange(len(z))[:, None]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each row of logits and their gradients, in float64."""
+    e, rows = np.exp(z - z.max(-1, keepdims=True)), np.arange(len(z))[:, None]
     targets, others = targets.astype(np.int64), e.copy()
     others[rows, targets] = 0
-    rest = np.maximum(others.sum(-1, keepdims=True), _LEAST)
-    log_p = np.log(np.concatenate([e[rows, targets], rest], axis=1) / e.sum(-1, keepdims=True))
-    return np.asarray(weights * cases(shares, log_p, beta)[0])
+    rest, norm = np.maximum(others.sum(-1, keepdims=True), _LEAST), e.sum(-1, keepdims=True)
+    log_p = np.log(np.concatenate([e[rows, targets], rest], axis=1) / norm)
+    losses, pulls = cases(shares, log_p, beta)
+    mass = pulls.sum(-1, keepdims=True)
+    slopes = others * (mass / norm - pulls[:, -1:] / rest)
+    slopes[rows, targets] = mass * e[rows, targets] / norm - pulls[:, :-1]
+    return weights * losses, weights[:, None] * slopes
 
 
 def _ref(*arrays: np.ndarray, beta: float) -> np.ndarray:
-    return np.asarray(soft_losses(*arrays, beta=beta).sum())
+    return np.asarray(soft_rows(*arrays, beta=beta)[0].sum())
 
 
 def _saved(logits: Tensor, *_: Tensor, beta: float) -> tuple[Spec, ...]:

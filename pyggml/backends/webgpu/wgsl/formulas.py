@@ -49,10 +49,12 @@ WGSL = Language(
 
 
 def statements_of(formula: Formula, sources: Mapping[str, str]) -> str:
-    """Statements that end with `let y = …;`. Sources have these texts, a setting is p_NAME."""
+    """Statements that end with `let y = …;`, of further results `let y1 = …;` and so on. Sources
+    have these texts, a setting is p_NAME."""
     symbols = {**sources, **{name: f"p_{name}" for name in formula.settings}}
-    statements, (value,) = WGSL.lines(formula.results, symbols)
-    return "\n".join([*statements, f"let y = {value};"])
+    statements, values = WGSL.lines(formula.results, symbols)
+    results = (f"let y{i or ''} = {value};" for i, value in enumerate(values))
+    return "\n".join([*statements, *results])
 
 
 # The cap of a number and its gradient, where a shader has CAP; 0 is none.
