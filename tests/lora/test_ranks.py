@@ -14,6 +14,7 @@ import pytest
 import ranked_run
 from extras import needs
 from separate_cpu import SeparateCPU
+from tiny_models import TOKENS, VOCABULARY, write_llama
 
 from pyggml.backends.cpu import CPU
 from pyggml.cli import demo
@@ -47,12 +48,12 @@ def launched_as(n, *words):
     return subprocess.run(words, capture_output=True, text=True, timeout=600, env=env)
 
 
-def ranked(n, **settings):
-    """What n ranks print of a run, and mpiexec's exit code."""
-    done = launched_as(n, ranked_run.__file__, json.dumps(settings))
-    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if "{" in line]
+def ranked(n, *runs):
+    """What n ranks print of each of these runs, one after the other, and mpiexec's end."""
+    done = launched_as(n, ranked_run.__file__, json.dumps(runs))
+    lines = [line[line.index("[{") :] for line in done.stdout.splitlines() if "[{" in line]
     assert lines or done.returncode, done.stderr
-    return [json.loads(line) for line in lines], done
+    return list(zip(*map(json.loads, lines), strict=True)) or [()] * len(runs), done
 
 
 # -- shares and sums -----------------------------------------------------------------------------
@@ -151,32 +152,65 @@ def test_without_mpi4py_the_extra_is_named(launched, variables, monkeypatch):
 # -- real ranks -----------------------------------------------------------------------------------
 
 
+OF_TWO = {
+    "two": {"batch": 2, "keep_best": True, "val_every": 2, "grad_accum": 3},
+    "full": {"train": "full", "optimiser": "sgd"},
+    "packed": {"train": "Q4_0", "keep_best": True, "val_every": 2},
+    "scales": {"train": "scales", "batch": 2},
+    "dpo": {"kind": "dpo"},
+}
+OF_THREE = {
+    "three": {"compute": "f32", "optimiser": "lion", "neftune_alpha": 5.0},
+    "kto": {"kind": "kto"},
+}
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory):
+    """Path of a model with a vocabulary."""
+    path = tmp_path_factory.mktemp("speaking") / "m.gguf"
+    return write_llama(path, len(TOKENS), n_layer=1, seed=1, keys=VOCABULARY)
+
+
 @needs("mpi4py")
 @needs_an_mpi
-@pytest.mark.parametrize(
-    ("n", "settings"),
-    [
-        (2, {"batch": 2, "keep_best": True, "val_every": 2, "grad_accum": 3}),
-        (2, {"train": "full", "optimiser": "sgd"}),
-        (2, {"train": "Q4_0", "keep_best": True, "val_every": 2}),
-        (2, {"train": "scales", "batch": 2}),
-        (3, {"compute": "f32", "optimiser": "lion", "neftune_alpha": 5.0}),
-        (2, {"kind": "dpo"}),
-        (3, {"kind": "kto"}),
-    ],
-    ids=["two", "full", "packed", "scales", "three", "dpo", "kto"],
-)
-def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, tmp_path, n, settings):
-    if settings.get("train") == "scales":
-        requantize(tiny, tmp_path / "packed.gguf", "Q5_1")
-        tiny = tmp_path / "packed.gguf"
-    whole = ranked_run.trainer_of(tiny, **settings)
-    whole.run()
-    wanted = json.loads(json.dumps(ranked_run.outcome(whole)))
-    found, done = ranked(n, model=str(tiny), **settings)
-    assert sorted(f["rank"] for f in found) == list(range(n)), done.stderr
-    for each in found:
-        assert each["size"] == n and each["outcome"] == wanted
+@pytest.mark.parametrize(("n", "runs"), [(2, OF_TWO), (3, OF_THREE)], ids=["two", "three"])
+def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, tmp_path, n, runs):
+    wanted, launched = {}, []
+    requantize(tiny, packed := tmp_path / "packed.gguf", "Q5_1")
+    for name, settings in runs.items():
+        model = packed if settings.get("train") == "scales" else tiny
+        whole = ranked_run.trainer_of(model, **settings)
+        whole.run()
+        wanted[name] = json.loads(json.dumps(ranked_run.outcome(whole)))
+        launched.append({"model": str(model), **settings})
+    found, done = ranked(n, *launched)
+    for name, ends in zip(runs, found, strict=True):
+        assert sorted(each["rank"] for each in ends) == list(range(n)), done.stderr
+        for each in ends:
+            assert each["size"] == n and each["outcome"] == wanted[name], name
+    assert done.returncode == 0
+
+
+@needs("mpi4py")
+@needs_an_mpi
+def test_ranks_learn_from_a_teacher_and_from_rewards_as_one_process_and_resume(speaking, tmp_path):
+    """Of rewards also from within a lesson, whose answers the checkpoint has."""
+    wanted, runs = [], []
+    for kind in ("distill", "gkd", "grpo"):
+        settings = {"kind": kind, "batch": 2, "grad_accum": 2, "max_steps": 4}
+        folder = {"checkpoint_dir": str(tmp_path / kind), "checkpoint_every": 3}
+        whole = ranked_run.trainer_of(speaking, **settings, **folder)
+        whole.run(progress=False)
+        end = json.loads(json.dumps(ranked_run.outcome(whole)))
+        point = tmp_path / kind / "step-00000003.gguf"
+        for more, part in (({}, end), ({"resume": str(point)}, end[:2])):
+            wanted.append((kind, part))
+            runs.append({"model": str(speaking), **settings, **more})
+    found, done = ranked(2, *runs)
+    for (kind, part), ends in zip(wanted, found, strict=True):
+        assert [each["size"] for each in ends] == [2, 2], done.stderr
+        assert [each["outcome"][: len(part)] for each in ends] == [part] * 2, kind
     assert done.returncode == 0
 
 
@@ -189,8 +223,8 @@ def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path,
     settings["train"] = train
     whole = ranked_run.trainer_of(tiny, train=train)
     whole.run()
-    found, done = ranked(3, **settings, die=[dying, 4])
-    assert found == [] and done.returncode != 0
+    (found,), done = ranked(3, {**settings, "die": [dying, 4]})
+    assert found == () and done.returncode != 0
     if "prterun" not in done.stderr:
         pytest.skip("this launcher leaves its processes no time to save")
     saved = newest(folder)
@@ -198,7 +232,7 @@ def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path,
     assert f"step 3 is saved as {saved}" in done.stderr
     assert not list(folder.glob(".*partial"))
     wanted = ranked_run.outcome(whole)[:2]
-    rest, done = ranked(2, **settings, resume=str(saved))
+    (rest,), done = ranked(2, {**settings, "resume": str(saved)})
     assert [each["outcome"][:2] for each in rest] == [wanted] * 2, done.stderr
     alone = ranked_run.trainer_of(tiny, resume=saved, train=train)
     alone.run()
@@ -224,7 +258,7 @@ def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path,
     ids=["setting", "compute", "failure", "not finite"],
 )
 def test_an_error_of_one_rank_is_the_error_of_all(tiny, settings, message):
-    found, done = ranked(2, model=str(tiny), **settings)
+    (found,), done = ranked(2, {"model": str(tiny), **settings})
     assert len(found) == 2, done.stderr
     assert all(message in each["error"] for each in found), found
 

@@ -1,6 +1,7 @@
-"""A run of a tiny model, made by one process or by several ranks.
+"""A run of a tiny model, made by one process or by several ranks, on the CPU or another device.
 
-`mpiexec -n 3 python ranked_run.py JSON`: each rank prints what it ended with as a line of JSON.
+`mpiexec -n 3 python ranked_run.py JSON`: each rank prints what each run of a list ended with, as a
+line of JSON.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import pyggml
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.errors import PyggmlError
 from pyggml.lora import (
+    DataConfig,
     LoraConfig,
     TrainConfig,
     Trainer,
@@ -24,18 +26,44 @@ from pyggml.lora import (
     train_scales,
     train_tensors,
 )
+from pyggml.lora import corpus as corpus_of_rows
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.windows.answers import Answer, preferences
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.ranks import ALONE, ranks_of_process
 
 CTX, N_VOCAB = 10, 48
+PROMPTS = [{"prompt": "ab" * (1 + i % 3) + str(i)} for i in range(9)]
 
 
-def corpus_of(kind):
-    """Windows of random tokens, or of answers; more than whole steps of them."""
+def vowels(completion):
+    """A reward by which some answers earn more than others."""
+    return sum(map(ord, completion)) % 7
+
+
+# Of those that write answers, and of those whose teacher is the model without its adapter.
+OF_KIND = {
+    "distill": {"teacher_top_k": 5},
+    "gkd": {"teacher_top_k": 5, "answers": 2, "answer_tokens": 5, "own_answers": 0.7},
+    "grpo": {"answers": 3, "answer_tokens": 5, "reward": (vowels,), "iterations": 2},
+}
+
+
+def objective_of(kind, model):
+    """The objective. A model that writes answers has a vocabulary, see tiny_models.py."""
+    chosen, settings = OBJECTIVES[kind], OF_KIND.get(kind, {})
+    return chosen(**settings, **{"teacher": str(model)} if hasattr(chosen, "teacher") else {})
+
+
+def corpus_of(kind, model):
+    """Windows of random tokens, or of answers; more than whole steps of them. Or prompts."""
+    if OBJECTIVES[kind].rows == "prompts":
+        rows = [{**row, "completion": "ba"} for row in PROMPTS]
+        return corpus_of_rows(
+            rows, model, DataConfig(ctx=2 * CTX, val_split=0.3), purpose="prompts"
+        )
     rng = np.random.default_rng(3)
-    if kind == "sft":
+    if kind in ("sft", "distill"):
         tokens = rng.integers(0, N_VOCAB, (15, CTX + 1)).astype(np.int32)
         documents = np.sort(rng.integers(0, 3, (15, CTX + 1)).astype(np.int32), axis=1)
         data = Dataset(tokens, documents)
@@ -53,11 +81,11 @@ def _answer(rng, n, wanted):
     return Answer([int(i) for i in ids], np.arange(3 + n) >= 3, wanted)
 
 
-def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, **settings):
+def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, backends=(), **settings):
     """train: "full" for all tensors, "scales" for those of blocks, or a file type for what its
     blocks hold; else an adapter."""
     settings = {"lr": 0.01, "epochs": 2, "grad_accum": 4, "warmup_steps": 2, **settings}
-    base = pyggml.load(model, compute=settings.get("compute", "auto"))
+    base = pyggml.load(model, compute=settings.get("compute", "auto"), backends=backends)
     lora = LoraConfig(rank=3, alpha=5.0, dropout=0.1)
     if train is None:
         adapter = attach(base, lora)
@@ -70,8 +98,8 @@ def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, **settin
     rng = np.random.default_rng(9)
     adapter.parameters.data[:] += 0.05 * rng.normal(size=adapter.parameters.data.size)
     adapter.parameters.pack(adapter.model.devices)
-    run = (adapter.model, adapter.parameters, corpus_of(kind), TrainConfig(**settings))
-    trainer = Trainer(*run, OBJECTIVES[kind](), ranks, reference=base)
+    run = (adapter.model, adapter.parameters, corpus_of(kind, base), TrainConfig(**settings))
+    trainer = Trainer(*run, objective_of(kind, model), ranks, reference=base)
     if resume is not None:
         trainer.resume(Path(resume))
     return trainer
@@ -85,10 +113,9 @@ def outcome(trainer):
     return [digest, list(history.losses), validations, trainer.progress.step]
 
 
-def main(model, die=None, differ=None, fail=None, **settings):
+def main(ranks, model, die=None, differ=None, fail=None, **settings):
     """die: (rank, step) where that rank is killed; fail: where it raises; differ: (rank, settings
     of that rank alone)."""
-    ranks = ranks_of_process()
     if differ is not None and ranks.rank == differ[0]:
         settings |= differ[1]
     trainer = trainer_of(model, ranks, **settings)
@@ -111,4 +138,6 @@ def main(model, die=None, differ=None, fail=None, **settings):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(**json.loads(sys.argv[1]))) + "\n")
+    everyone = ranks_of_process()
+    ends = [main(everyone, **settings) for settings in json.loads(sys.argv[1])]
+    sys.stdout.write(json.dumps(ends) + "\n")
