@@ -180,6 +180,15 @@ def shared():
     return folder
 
 
+@pytest.fixture(scope="session")
+def speaking(tmp_path_factory):
+    """Path of a tiny model with a vocabulary."""
+    from tiny_models import TOKENS, VOCABULARY, write_llama
+
+    path = tmp_path_factory.mktemp("speaking") / "m.gguf"
+    return write_llama(path, len(TOKENS), n_layer=1, seed=1, keys=VOCABULARY)
+
+
 @pytest.fixture
 def rng():
     """The same numbers in every run."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ranked_run
 from extras import reason
 from llama_models import VARIANTS, write
 
@@ -38,6 +39,14 @@ def test_a_model_is_bound_whole(path):
 @pytest.mark.parametrize("name", sorted(p.stem for p in GOLDEN.glob("llama_cpp/*.npz")))
 def test_a_model_that_llama_cpp_is_asked_about_is_bound_whole(name, tmp_path):
     bind_whole(write(tmp_path / "model.gguf", *VARIANTS[name]))
+
+
+@pytest.mark.parametrize("kind", ranked_run.OF_KIND)
+def test_what_learns_of_a_teacher_and_of_rewards_is_bound_whole(kind, speaking):
+    from dry_card import DryCard
+
+    how = {"compute": "bf16", "backends": [DryCard()]}
+    ranked_run.trainer_of(speaking, kind=kind, **how, **ranked_run.SHORT).passes.bind()
 
 
 def bind_whole(path):

@@ -267,6 +267,15 @@ def test_numbers_round_to_16_bits_as_on_the_host(kind, gpu):
             ),
             "mul_mat_id: an id is not one of 3 experts",
         ),
+        (
+            lambda w, x: ops.linear_soft_cross_entropy(
+                x,
+                w,
+                leaf(np.array([[0, 1], [4, 3]], np.int32)),
+                *(leaf(np.ones(shape, np.float32)) for shape in ((2, 3), 2)),
+            ),
+            "linear_soft_cross_entropy: a target is outside the vocabulary of 4 tokens",
+        ),
     ],
 )
 def test_wrong_ids_are_reported_once(node, sentence, gpu):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from full_training import FULL, check_losses, packed_losses
+import ranked_run
 from tiny_models import spoil, write_llama
 
 import pyggml
@@ -170,6 +171,11 @@ def test_training_of_all_tensors_begins_with_pytorch_s_losses(architecture, opti
 def test_what_blocks_will_hold_is_trained_there(gpu, tmp_path):
     path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=1, seed=3)
     assert packed_losses(path, [gpu]) == pytest.approx(packed_losses(path), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ranked_run.OF_KIND)
+def test_what_is_learned_of_a_teacher_and_of_rewards_is_the_host_s(kind, gpu, speaking):
+    ranked_run.expect_as_on_the_host(speaking, kind, gpu)
 
 
 def test_the_op_that_makes_no_number_is_named(gpu, tmp_path):

@@ -18,7 +18,6 @@ from pyggml.lora import (
 from pyggml.lora import corpus as corpus_of_rows
 from pyggml.lora.objectives.gkd import GKD
 from pyggml.lora.ranks import ALONE
-from pyggml.lora.ranks.alone import Ranks
 from pyggml.lora.teacher import Teaching
 from pyggml.lora.trainer.losses import validation_loss
 
@@ -133,23 +132,6 @@ def test_a_student_comes_nearer_to_its_teacher(trainer_of, folder):
         trainer.model, trainer.validation, trainer.objective, trainer.corpus, trainer.config
     )
     assert again == pytest.approx(last.loss, rel=1e-4)
-
-
-class HalfOfTwo(Ranks):
-    """One of two ranks, alone: what it joins is its own."""
-
-    size = 2
-
-    def __init__(self, rank):
-        self.rank = rank
-
-
-def test_ranks_share_prompts_and_get_the_same_answers(trainer_of):
-    trainer = trainer_of({"own_answers": 0.5})
-    practice, data, windows = trainer.losses.practice, trainer.corpus.train, np.arange(4)
-    whole = practice._sample(7, data, windows, trainer.ranks, 2)
-    parts = [practice._sample(7, data, windows, HalfOfTwo(rank), 2) for rank in (0, 1)]
-    assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
 def test_what_does_not_serve_is_refused(trainer_of, folder, tmp_path):

@@ -14,7 +14,6 @@ import pytest
 import ranked_run
 from extras import needs
 from separate_cpu import SeparateCPU
-from tiny_models import TOKENS, VOCABULARY, write_llama
 
 from pyggml.backends.cpu import CPU
 from pyggml.cli import demo
@@ -165,13 +164,6 @@ OF_THREE = {
 }
 
 
-@pytest.fixture(scope="module")
-def speaking(tmp_path_factory):
-    """Path of a model with a vocabulary."""
-    path = tmp_path_factory.mktemp("speaking") / "m.gguf"
-    return write_llama(path, len(TOKENS), n_layer=1, seed=1, keys=VOCABULARY)
-
-
 @needs("mpi4py")
 @needs_an_mpi
 @pytest.mark.parametrize(("n", "runs"), [(2, OF_TWO), (3, OF_THREE)], ids=["two", "three"])
@@ -197,8 +189,8 @@ def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, tmp_path, n, runs):
 def test_ranks_learn_from_a_teacher_and_from_rewards_as_one_process_and_resume(speaking, tmp_path):
     """Of rewards also from within a lesson, whose answers the checkpoint has."""
     wanted, runs = [], []
-    for kind in ("distill", "gkd", "grpo"):
-        settings = {"kind": kind, "batch": 2, "grad_accum": 2, "max_steps": 4}
+    for kind in ranked_run.OF_KIND:
+        settings = {"kind": kind, **ranked_run.SHORT}
         folder = {"checkpoint_dir": str(tmp_path / kind), "checkpoint_every": 3}
         whole = ranked_run.trainer_of(speaking, **settings, **folder)
         whole.run(progress=False)

@@ -47,6 +47,7 @@ OF_KIND = {
     "gkd": {"teacher_top_k": 5, "answers": 2, "answer_tokens": 5, "own_answers": 0.7},
     "grpo": {"answers": 3, "answer_tokens": 5, "reward": (vowels,), "iterations": 2},
 }
+SHORT = {"batch": 2, "grad_accum": 2, "max_steps": 4}  # of such a run
 
 
 def objective_of(kind, model):
@@ -111,6 +112,20 @@ def outcome(trainer):
     digest = hashlib.sha256(b"".join(b.tobytes() for b in (p.data, p.m, p.v))).hexdigest()
     validations = [[v.step, v.loss, v.token_accuracy, repr(v.rewards)] for v in history.validations]
     return [digest, list(history.losses), validations, trainer.progress.step]
+
+
+def expect_as_on_the_host(model, kind, device):
+    """A short run on a device has the losses and the adapter of one on the CPU."""
+    host, there = (
+        trainer_of(model, kind=kind, compute="f32", backends=backends, **SHORT)
+        for backends in ([], [device])
+    )
+    host.run(progress=False)
+    there.run(progress=False)
+    losses = there.history.losses, host.history.losses
+    np.testing.assert_allclose(*losses, rtol=1e-4, atol=1e-6)
+    found, wanted = there.parameters.data, host.parameters.data
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
 def main(ranks, model, die=None, differ=None, fail=None, **settings):

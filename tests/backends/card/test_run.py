@@ -13,6 +13,7 @@ from full_training import (
     packed_losses,
     trainer_of,
 )
+import ranked_run
 from tiny_models import spoil, write_llama
 
 import pyggml
@@ -122,6 +123,12 @@ def test_what_blocks_will_hold_is_trained_there(card, tmp_path):
 @pytest.mark.parametrize("name", ["llama-Q8_0", "qwen2-Q4_K_M", "qwen3-F16", "lfm2-Q4_K_M"])
 def test_a_whole_step(card, name):
     same(GOLDEN / f"{name}.gguf", card)
+
+
+@on_a_card
+@pytest.mark.parametrize("kind", ranked_run.OF_KIND)
+def test_what_is_learned_of_a_teacher_and_of_rewards_is_the_host_s(card, kind, speaking):
+    ranked_run.expect_as_on_the_host(speaking, kind, card)
 
 
 @on_a_card
