@@ -19,6 +19,7 @@ from pyggml.ops import (
     add,
     linear_cross_entropy,
     linear_cross_entropy_by_row,
+    linear_soft_cross_entropy,
     mul,
     mul_mat,
     mul_mat_id,
@@ -139,7 +140,9 @@ def test_experts_in_tiles_are_what_they_are_one_by_one():
 
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("loss", [linear_cross_entropy, linear_cross_entropy_by_row])
+@pytest.mark.parametrize(
+    "loss", [linear_cross_entropy, linear_cross_entropy_by_row, linear_soft_cross_entropy]
+)
 def test_a_loss_whose_matrix_stays_unpacked(loss, softcap):
     """Losses, rows with their target on top, and gradients are those of the plain loss."""
     from pyggml.backends.cuda.ops.head import with_lasting_matrix
@@ -149,7 +152,12 @@ def test_a_loss_whose_matrix_stays_unpacked(loss, softcap):
     targets = leaf((h.data @ in_float64(w).T).argmax(-1).astype(np.int32))
     targets.data[::3] = 7
     weights = leaf((np.arange(M) % 4 / M).astype(np.float32))
-    node = loss(h, w, targets, weights, gradient=True, softcap=softcap)
+    wanted, how = (targets, weights), {}
+    if loss is linear_soft_cross_entropy:
+        several = leaf(np.stack([targets.data, (targets.data + 5) % N], axis=1))
+        shares = leaf(source.rng.dirichlet(np.ones(3), M).astype(np.float32))
+        wanted, how = (several, shares, weights), {"beta": softcap / 3}
+    node = loss(h, w, *wanted, gradient=True, softcap=softcap, **how)
     program = bind(schedule(Graph.of(node, *node.saved), Devices([CPU()])))
     program()
     op = with_lasting_matrix(node).op

@@ -31,15 +31,15 @@ from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import exp32, row_max
 from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Site, cpu_kernel
-from pyggml.ops import formulas
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.formulas import LEAST, case_loss, case_pull
 
-_LOSS, _PULL = formula(formulas.case_loss), formula(formulas.case_pull)
+_LOSS, _PULL = formula(case_loss), formula(case_pull)
 CASE = joint("case", [_LOSS, _PULL])  # what one of the k + 1 adds to a loss, and −dL/d ln p
 _case = inlined(CASE)
 ONE_TARGET = np.array([1, 0], np.float32)  # what is wanted of a row's only target, and of others
-_ZERO, _LEAST = np.float32(0), np.float32(formulas.LEAST)
+_ZERO, _LEAST = np.float32(0), np.float32(LEAST)
 BETAS = (0.0, 0.3, 1.0)  # of samples
 NO_BETA = (-0.1, 1.1, float("nan"))  # values that expect_beta refuses
 

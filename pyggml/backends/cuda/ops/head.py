@@ -155,19 +155,19 @@ def _bind(site: CudaSite) -> Call:
     w, calls = _matrix(site, z_bytes + n_bytes)
     rest = site.scratch[z_bytes + n_bytes + w_bytes :]
     for first in range(0, n_rows, chunk):
-        some = slice(first, min(first + chunk, n_rows))
-        calls += _chunk(site, some, (z, w, rest), rows.part(some))
+        span = slice(first, min(first + chunk, n_rows))
+        calls += _chunk(site, span, (z, w, rest), rows.part(span))
     if not site.node.shape:
         calls.append(sum_of(site.out, rows.losses, site.stream))
     return in_turn(*calls, sum_of(site.saved[0], rows.right, site.stream))
 
 
-def _chunk(site: CudaSite, some: slice, memory: tuple[Any, Any, Any], rows: LossRows) -> list[Call]:
-    """The logits of some rows, their losses, and the rows' gradients."""
+def _chunk(site: CudaSite, span: slice, memory: tuple[Any, Any, Any], rows: LossRows) -> list[Call]:
+    """The logits of a span of rows, their losses, and their gradients."""
     (z, w, rest), stream = memory, site.stream
-    n, (n_vocab, k) = some.stop - some.start, site.node.src[1].shape
+    n, (n_vocab, k) = span.stop - span.start, site.node.src[1].shape
     logits, back = _products(site.node, n, _kind(site.node, site.compute), site.compute)
-    of_h, z = slice(some.start * k, some.stop * k), z[: n * n_vocab]
+    of_h, z = slice(span.start * k, span.stop * k), z[: n * n_vocab]
     of_logits = CudaOperands(z, site.src[0][of_h], w, rest, False, stream)
     calls = [path_of(logits).bind(logits, of_logits), losses_of(site, z, rows)]
     if site.node.params["gradient"]:
@@ -192,11 +192,11 @@ def _lasting(node: Tensor) -> tuple[int, int] | None:
 
 
 def _count_and_gradient(
-    h: np.ndarray, w: np.ndarray, targets: np.ndarray, *others: np.ndarray,
+    h: np.ndarray, w: np.ndarray, targets: np.ndarray, *rest: np.ndarray,
     gradient: bool, softcap: float, beta: float = 0.0,
 ) -> Iterator[np.ndarray]:  # fmt: skip
     """What a loss saves: how many rows with weight have their first target on top, and dh."""
-    (*shares, weights), n, z = others, len(h), h @ w.T
+    (*shares, weights), n, z = rest, len(h), h @ w.T
     z = SOFTCAP(z, cap=softcap) if softcap else z
     targets = targets.astype(np.int64).reshape(n, -1)
     is_top = z[np.arange(n), targets[:, 0]] == z.max(-1)
@@ -218,11 +218,11 @@ def _samples_of(op: Op) -> Callable[[np.random.Generator], Iterator[Sample]]:
             array(w).flags.writeable = False  # a constant: it is unpacked when the graph is bound
             targets = rng.permuted(np.tile(np.arange(n_vocab, dtype=np.int32), (n_rows, 1)), axis=1)
             weights, how = rng.uniform(0.1, 1, n_rows) * (rng.random(n_rows) < 0.7), {}
-            wanted = targets[:, 0], weights
+            sources = targets[:, 0], weights
             if op is LINEAR_SOFT_CROSS_ENTROPY:
-                wanted = targets[:, :5], rng.dirichlet(np.ones(6), n_rows), weights
+                sources = targets[:, :5], rng.dirichlet(np.ones(6), n_rows), weights
                 how = {"beta": cap / 3}
-            yield Sample((h, w, *wanted), {"gradient": True, "softcap": cap, **how})
+            yield Sample((h, w, *sources), {"gradient": True, "softcap": cap, **how})
 
     return samples
 

@@ -10,6 +10,7 @@ and those of the targets are put in their places.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, Self
 
@@ -270,25 +271,25 @@ def _gradient_kernel(rounds: bool) -> Any:
 class LossRows(NamedTuple):
     """Rows that lose by their logits: what is wanted of them, and what becomes of them."""
 
-    targets: Any  # (n · k)
-    shares: Any  # (n · (k + 1)): probabilities of these and of the others; k + 1, if all want alike
-    weights: Any  # (n)
     losses: Any  # (n)
     right: Any  # (n): 1 if a row counts and its first target is on top, else 0
     ends: Any  # (2n), see _loss_rows
     slopes: Any  # (n · k)
+    targets: Any  # (n · k)
+    shares: Any  # (n · (k + 1)): probabilities of these and of the others; k + 1, if all want alike
+    weights: Any  # (n)
 
     @property
     def k(self) -> int:
         return int(self.targets.size // self.weights.size)
 
-    def part(self, some: slice) -> Self:
-        """Some of the rows."""
+    def part(self, span: slice) -> Self:
+        """The rows of a span."""
         n = self.weights.size
 
         def cut(a: Any) -> Any:
             each = a.size // n
-            return a[each * some.start : each * some.stop]
+            return a[each * span.start : each * span.stop]
 
         rows = type(self)(*map(cut, self))
         return rows._replace(shares=self.shares) if self.shares.size == self.k + 1 else rows
@@ -299,24 +300,27 @@ def row_bytes(n: int, k: int) -> int:
     return (4 + k) * n * F32.block_bytes
 
 
-def loss_rows(site: CudaSite, wanted: tuple[Any, ...], scratch: Any) -> LossRows:
-    """The rows of a node that wants these: targets, shares if it has them, weights."""
-    targets, *shares, weights = wanted
+def loss_rows(site: CudaSite, sources: Sequence[Any], scratch: Any) -> LossRows:
+    """The rows of a node with these sources: targets, shares if it has them, weights."""
+    targets, *shares, weights = sources
     numbers, n = scratch.view(np.float32), weights.size
-    losses = site.out if site.node.shape else numbers[:n]
-    right, ends = numbers[n : 2 * n], numbers[2 * n : 4 * n]
-    slopes = numbers[4 * n : 4 * n + targets.size]
-    share = shares[0] if shares else site.constant(ONE_TARGET)
-    return LossRows(targets, share, weights, losses, right, ends, slopes)
+    return LossRows(
+        losses=site.out if site.node.shape else numbers[:n],
+        right=numbers[n : 2 * n],
+        ends=numbers[2 * n : 4 * n],
+        slopes=numbers[4 * n : 4 * n + targets.size],
+        targets=targets,
+        shares=shares[0] if shares else site.constant(ONE_TARGET),
+        weights=weights,
+    )
 
 
 def losses_of(site: CudaSite, z: Any, rows: LossRows) -> Call:
     """A call that makes the losses of rows of logits, and what their gradients are made of."""
-    n, params = z.size // rows.weights.size, site.node.params
-    how = (np.float32(params.get(name, 0.0)) for name in ("softcap", "beta"))
-    before = z, rows.losses, rows.right, rows.ends, rows.slopes, *rows[:3]
-    fault = target_fault(site, n)
-    return per_row(_loss_rows, rows.losses.size, n, site.stream, *before, rows.k, n, *how, *fault)
+    n_rows, params = rows.weights.size, site.node.params
+    n, fault = z.size // n_rows, target_fault(site, z.size // n_rows)
+    cap, beta = (np.float32(params.get(name, 0.0)) for name in ("softcap", "beta"))
+    return per_row(_loss_rows, n_rows, n, site.stream, z, *rows, rows.k, n, cap, beta, *fault)
 
 
 def gradients_of(site: CudaSite, z: Any, rows: LossRows, rounds: bool = False) -> Call:
@@ -331,8 +335,8 @@ def gradients_of(site: CudaSite, z: Any, rows: LossRows, rounds: bool = False) -
 
 
 def _soft(site: CudaSite) -> Call:
-    logits, *wanted = site.src
-    (right, dz), rows = site.saved, loss_rows(site, tuple(wanted), site.scratch)
+    logits, *sources = site.src
+    (right, dz), rows = site.saved, loss_rows(site, sources, site.scratch)
     return in_turn(
         copy_of(dz, logits, site.node.src[0], site.stream),
         losses_of(site, dz, rows),

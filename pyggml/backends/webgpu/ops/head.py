@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyggml.backends.kit.products import Factor
-from pyggml.backends.webgpu.ops.losses import LossRows, loss_rows, losses_of, row_bytes
+from pyggml.backends.webgpu.ops.losses import LossViews, loss_rows, losses_of, row_bytes
 from pyggml.backends.webgpu.ops.products import ShaderProblem, multiply, scratch_bytes
 from pyggml.backends.webgpu.ops.reduce import sum_of
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
@@ -67,25 +67,25 @@ def _bind(site: ShaderSite) -> Sequence[Dispatch]:
         at += n_bytes
     z, numbers, rest = parts
     rows = loss_rows(site, site.src[2:], numbers)
-    some = (range(first, min(first + chunk, n_rows)) for first in range(0, n_rows, chunk))
-    calls = [call for part in some for call in _rows(site, part, z, rows.part(part), rest)]
+    spans = (range(first, min(first + chunk, n_rows)) for first in range(0, n_rows, chunk))
+    calls = [call for span in spans for call in _rows(site, span, z, rows.part(span), rest)]
     if not site.node.shape:
         calls.append(sum_of(site, site.out, rows.losses))
     return [*calls, sum_of(site, site.saved[0], rows.right)]
 
 
 def _rows(
-    site: ShaderSite, some: range, z: BufferRange, rows: LossRows, scratch: BufferRange
+    site: ShaderSite, span: range, z: BufferRange, rows: LossViews, scratch: BufferRange
 ) -> list[Dispatch]:
-    """The logits of some rows, their losses, and the rows' gradients."""
+    """The logits of a span of rows, their losses, and their gradients."""
     h, w = site.src[:2]
-    m, (n_vocab, k) = len(some), site.node.src[1].shape
+    m, (n_vocab, k) = len(span), site.node.src[1].shape
     z, gradient = z.part(0, m * n_vocab), bool(site.node.params["gradient"])
     forward, back = _products(site.node, m)
-    calls = multiply(forward, z, h.part(some.start * k, m * k), w, scratch, site.shaders)
+    calls = multiply(forward, z, h.part(span.start * k, m * k), w, scratch, site.shaders)
     calls.append(losses_of(site, z, rows, n_vocab, gradient))
     if gradient:
-        dh = site.saved[1].part(some.start * k, m * k)
+        dh = site.saved[1].part(span.start * k, m * k)
         calls += multiply(back, dh, z, w, scratch, site.shaders)
     return calls
 

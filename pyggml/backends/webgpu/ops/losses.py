@@ -1,6 +1,6 @@
 """Losses of rows of logits: the sums of the rows' losses, and their weights in a mean.
 
-`LossRows` are rows with several targets, as cards have them (pyggml/backends/cuda/ops/losses.py).
+`LossViews` are rows with several targets, as cards have them (pyggml/backends/cuda/ops/losses.py).
 """
 
 from collections.abc import Sequence
@@ -159,7 +159,7 @@ fn is_token(target_: i32) -> bool {{ return target_ >= 0 && u32(target_) < N; }}
 """)
 
 
-class LossRows(NamedTuple):
+class LossViews(NamedTuple):
     """Rows that lose by their logits: what is wanted of them, and what becomes of them."""
 
     targets: BufferRange  # (n · k)
@@ -173,13 +173,13 @@ class LossRows(NamedTuple):
     def k(self) -> int:
         return self.targets.n_bytes // self.weights.n_bytes
 
-    def part(self, some: range) -> Self:
-        """Some of the rows."""
+    def part(self, span: range) -> Self:
+        """The rows of a span."""
         n = self.weights.n_bytes // self.weights.size
 
         def cut(a: BufferRange) -> BufferRange:
             each = a.n_bytes // a.size // n
-            return a.part(each * some.start, each * len(some))
+            return a.part(each * span.start, each * len(span))
 
         rows = type(self)(*map(cut, self))
         is_one = self.shares.n_bytes // self.shares.size == self.k + 1
@@ -192,9 +192,9 @@ def row_bytes(n: int, k: int) -> int:
     return 2 * of_row + round_up(F32.block_bytes * n * k, _LINE)
 
 
-def loss_rows(site: ShaderSite, wanted: Sequence[BufferRange], scratch: BufferRange) -> LossRows:
-    """The rows of a node that wants these: targets, shares if it has them, weights."""
-    targets, *shares, weights = wanted
+def loss_rows(site: ShaderSite, sources: Sequence[BufferRange], scratch: BufferRange) -> LossViews:
+    """The rows of a node with these sources: targets, shares if it has them, weights."""
+    targets, *shares, weights = sources
     n = weights.n_bytes
     n_lines = round_up(n, _LINE)
     losses, right, slopes = (
@@ -204,10 +204,12 @@ def loss_rows(site: ShaderSite, wanted: Sequence[BufferRange], scratch: BufferRa
     if site.node.shape:
         losses = site.out
     share = shares[0] if shares else site.constant(ONE_TARGET)
-    return LossRows(targets, share, weights, losses, right, slopes)
+    return LossViews(targets, share, weights, losses, right, slopes)
 
 
-def losses_of(site: ShaderSite, z: BufferRange, rows: LossRows, n: int, gradient: bool) -> Dispatch:
+def losses_of(
+    site: ShaderSite, z: BufferRange, rows: LossViews, n: int, gradient: bool
+) -> Dispatch:
     """The losses of rows of n logits z, which become their gradients if there is one."""
     assert site.node.op is not None
     n_rows, params = rows.weights.n_bytes // rows.weights.size, site.node.params
@@ -226,8 +228,8 @@ _COPY = "let i = group * 256u + me; if (i < N) { put_z(i, x_at(i)); }"
 
 
 def _soft(site: ShaderSite) -> Sequence[Dispatch]:
-    (logits, *wanted), (right, dz) = site.src, site.saved
-    rows, count = loss_rows(site, wanted, site.scratch), site.node.src[0].n_elements
+    (logits, *sources), (right, dz) = site.src, site.saved
+    rows, count = loss_rows(site, sources, site.scratch), site.node.src[0].n_elements
     views = {"z": dz, "x": logits}
     return [
         site.shaders.dispatch(_COPY, views, per_element(count), {"N": count}),
