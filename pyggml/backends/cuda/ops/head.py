@@ -217,12 +217,13 @@ def _samples_of(op: Op) -> Callable[[np.random.Generator], Iterator[Sample]]:
             h, w = rng.standard_normal((n_rows, k)) / 4, packed_leaf(rng, (n_vocab, k), kind)
             array(w).flags.writeable = False  # a constant: it is unpacked when the graph is bound
             targets = rng.permuted(np.tile(np.arange(n_vocab, dtype=np.int32), (n_rows, 1)), axis=1)
-            weights, how = rng.uniform(0.1, 1, n_rows) * (rng.random(n_rows) < 0.7), {}
-            sources = targets[:, 0], weights
+            weights = rng.uniform(0.1, 1, n_rows) * (rng.random(n_rows) < 0.7)
+            how: dict[str, Any] = {"gradient": True, "softcap": cap}
             if op is LINEAR_SOFT_CROSS_ENTROPY:
-                sources = targets[:, :5], rng.dirichlet(np.ones(6), n_rows), weights
-                how = {"beta": cap / 3}
-            yield Sample((h, w, *sources), {"gradient": True, "softcap": cap, **how})
+                shares = rng.dirichlet(np.ones(6), n_rows)
+                yield Sample((h, w, targets[:, :5], shares, weights), {**how, "beta": cap / 3})
+            else:
+                yield Sample((h, w, targets[:, 0], weights), how)
 
     return samples
 
