@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from full_training import FULL, check_losses, packed_losses
 import ranked_run
+from full_training import FULL, check_losses, packed_losses
 from tiny_models import spoil, write_llama
 
 import pyggml

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ranked_run
 from full_training import (
     FULL,
     OPTIMISERS,
@@ -13,7 +14,6 @@ from full_training import (
     packed_losses,
     trainer_of,
 )
-import ranked_run
 from tiny_models import spoil, write_llama
 
 import pyggml
