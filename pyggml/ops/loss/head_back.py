@@ -27,7 +27,14 @@ from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.ops.loss import head_slices
 from pyggml.ops.loss.head_slices import Wanted
-from pyggml.ops.loss.soft import BETAS, NO_BETA, cases, expect_beta, expect_shares, soft_wanted
+from pyggml.ops.loss.soft import (
+    BETAS,
+    NO_BETA,
+    expect_beta,
+    expect_shares,
+    soft_rows,
+    soft_wanted,
+)
 from pyggml.ops.product.scale_slopes import TILE, ref_slopes, scales_of
 from pyggml.quants import QUANTS
 from pyggml.quants.scales import scale_sums
@@ -182,20 +189,11 @@ def _ref(
     beta: float,
 ) -> np.ndarray:  # fmt: skip
     *soft, weights = rest
-    n, targets = len(h), targets.astype(np.int64).reshape(len(h), -1)
-    shares = soft[0] if soft else np.broadcast_to([1.0, 0.0], (n, 2))
+    targets = targets.reshape(len(h), -1)
+    shares = soft[0] if soft else np.broadcast_to([1.0, 0.0], (len(h), 2))
     z = h @ w.T
     z = SOFTCAP(z, cap=softcap) if softcap else z
-    e, rows = np.exp(z - z.max(-1, keepdims=True)), np.arange(n)[:, None]
-    others = e.copy()
-    others[rows, targets] = 0
-    norm, left = e.sum(-1), np.maximum(others.sum(-1), np.finfo(np.float32).tiny)
-    of_cases = np.concatenate([e[rows, targets], left[:, None]], axis=1)
-    _, q = cases(shares, np.log(of_cases / norm[:, None]), beta)
-    mass = q.sum(-1)
-    dz = others * (mass / norm - q[:, -1] / left)[:, None]
-    dz[rows, targets] = mass[:, None] * e[rows, targets] / norm[:, None] - q[:, :-1]
-    dz = dz * weights[:, None]
+    _, dz = soft_rows(z, targets, shares, weights, beta=beta)
     return np.asarray((SOFTCAP_BACK(z, dz, cap=softcap) if softcap else dz).T @ h)
 
 
