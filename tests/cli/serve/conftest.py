@@ -109,13 +109,20 @@ class Serving:
 
 @contextmanager
 def started(
-    path, adapters=None, access=None, places=None, controls=None, log=None, folder=None, **limits
+    path,
+    adapters=None,
+    access=None,
+    places=None,
+    controls=None,
+    log=None,
+    folder=None,
+    compute="auto",
+    **limits,
 ):
     """Answers end at their limit or their client's, as chance ends none: no end is drawn."""
-    base = pyggml.load(path)
+    base = pyggml.load(path, compute=compute)
     limits = Limits(**{"parallel": 4, **limits})
-    n_ctx = limits.ctx or base.config.n_ctx
-    batch = Batch(base, limits.parallel, n_ctx, deterministic=limits.deterministic)
+    batch = Batch(base, limits.parallel, limits.ctx or base.config.n_ctx)
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue)
     writer = ChatWriter.of(find_template(base.tokenizer), base.tokenizer)
     first = Voice("tiny", base, writer, batch.n_ctx, controls or Controls())
