@@ -8,7 +8,7 @@ measures are perplexities and divergences on what is held out.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.commands.finetune.command import command as finetune
 from pyggml.cli.commands.finetune.command import fine_tune
 from pyggml.cli.commands.finetune.job import ADAPTERS, FULL, OBJECTIVE_FLAGS, SCALES
+from pyggml.cli.commands.finetune.record import ReportTable
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group
 from pyggml.cli.terminal.hub import model_file
 from pyggml.cli.terminal.options import SETTINGS
@@ -51,13 +52,14 @@ _RATE = 1e-3  # of learning, of an adapter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Healing:
-    """A run that is measured: the original model, what is held out, and how far the quantised model
-    was from the original before."""
+    """A run that is measured: the original model, what is held out, how far the quantised model
+    was from the original before, and how far the healed one is once it is there."""
 
     original: Model
     held_out: Dataset
     trainer: Trainer
     before: Sequence[Distance]
+    healed: Distance | None = None
 
     @classmethod
     def of(cls, original: Path, trainer: Trainer) -> "Healing":
@@ -85,19 +87,38 @@ class Healing:
         row("original", _words(original, False))
         row("quantised", _words(quantised, True))
 
-    def say_after(self) -> None:
-        """The same, with how far the healed model is."""
+    def after(self) -> "Healing":
+        """With how far the healed model is."""
         _, healed = distances([self.original, self.trainer.model], self.held_out)
+        return replace(self, healed=healed)
+
+    def say_after(self) -> None:
+        """Print all three, and what is closed of the gap."""
+        assert self.healed is not None
         say()
-        row("held out", f"{len(healed.losses):,} tokens; [a, b]: 95 % confidence interval")
+        row("held out", f"{len(self.healed.losses):,} tokens; [a, b]: 95 % confidence interval")
         self.say_before()
-        row("healed", _words(healed, True))
+        row("healed", _words(self.healed, True))
+        row("gap", self._gap())
+
+    def table(self) -> ReportTable:
+        """The same for the report."""
+        assert self.healed is not None
+        original, quantised = self.before
+        rows = [("model", "perplexity", "KL from the original, nats")]
+        rows.append(("original", _figures(original.perplexity, 2), ""))
+        for name, d in (("quantised", quantised), ("healed", self.healed)):
+            rows.append((name, _figures(d.perplexity, 2), _figures(d.divergence, 4)))
+        title = f"Healing: {len(original.losses):,} held-out tokens, 95 % confidence intervals"
+        return ReportTable(title, [*rows, ("gap", self._gap(), "")])
+
+    def _gap(self) -> str:
+        assert self.healed is not None
         original, quantised = self.before
         if quantised.losses.mean() <= original.losses.mean():
-            row("gap", "none: the quantised model predicts this text as well as the original")
-            return
-        share = _percent(closed(original, quantised, healed))
-        row("gap", f"{share} of that in perplexity is closed")
+            return "none: the quantised model predicts this text as well as the original"
+        share = _percent(closed(original, quantised, self.healed))
+        return f"{share} of that in perplexity is closed"
 
 
 def _hear(report: Report) -> None:
@@ -176,7 +197,12 @@ def _heal(config: Path | None, original: Path, **given: Any) -> int:
         say()
         return _hear
 
-    code = fine_tune(config, every, watch, (command, {**given, "original": original}))
+    def measure() -> ReportTable:
+        measured[0] = measured[0].after()
+        return measured[0].table()
+
+    continued = command, {**given, "original": original}
+    code = fine_tune(config, every, watch, measure, continued)
     for healing in measured if code == 0 else ():
         healing.say_after()
     return code

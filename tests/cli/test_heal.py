@@ -9,7 +9,7 @@ import pyggml as library
 from pyggml.cli import demo
 from pyggml.requantize import requantize
 
-SHORT = ("--ctx", 32, "--max-steps", 4, "--val-windows", 4, "--prompt", "ROMEO:", "--no-report")
+SHORT = ("--ctx", 32, "--max-steps", 4, "--val-windows", 4, "--prompt", "ROMEO:")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,8 @@ def test_a_run_is_measured_before_and_after(pyggml, packed, tmp_path, how):
     assert rows["original"][0] < rows["quantised"][0], "packing took something"
     assert rows["quantised"][3] > 0 and len(rows["healed"]) == 6
     assert "of that in perplexity is closed" in after
+    healed = re.search(r"healed +perplexity (.*?\])", after)[1]
+    assert f"<td>{healed}</td>" in out.with_suffix(".html").read_text()
     assert ended.out.count("quantised") == 2, "before the first step, and at the end"
     if how[0] == "--train":
         assert out.stat().st_size == model.stat().st_size

@@ -19,7 +19,7 @@ from pyggml.cli.commands.finetune.job import (
     with_hub_files,
 )
 from pyggml.cli.commands.finetune.memory import memory_settings
-from pyggml.cli.commands.finetune.stages import Watcher, run
+from pyggml.cli.commands.finetune.stages import Measure, Watcher, run
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
@@ -54,10 +54,11 @@ def fine_tune(
     config: Path | None,
     given: Mapping[str, Any],
     watch: Watcher | None = None,
+    measure: Measure | None = None,
     typed: Typed | None = None,
 ) -> int:
-    """The exit code. What the command line gives goes over the file; watch: see `stages.run`;
-    typed: what continues the run, where that is another command.
+    """The exit code. What the command line gives goes over the file; watch, measure: see
+    `stages.run`; typed: what continues the run, where that is another command.
 
     Of several ranks the first one alone is heard.
     """
@@ -66,7 +67,7 @@ def fine_tune(
         silence(sys.stdout)
     try:
         with ranks.together():
-            return _train(ranks, config, given, watch, typed or (command, given))
+            return _train(ranks, config, given, watch, measure, typed or (command, given))
     except PyggmlError:
         if ranks.is_first:
             raise
@@ -81,6 +82,7 @@ def _train(
     config: Path | None,
     given: Mapping[str, Any],
     watch: Watcher | None,
+    measure: Measure | None,
     typed: Typed,
 ) -> int:
     settings = config_file.of_command_line(given, command, config)
@@ -102,7 +104,7 @@ def _train(
     def save_settings(job: Job) -> None:
         config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
 
-    return run(job, resume_command, save_settings, ranks, watch)
+    return run(job, resume_command, save_settings, ranks, watch, measure)
 
 
 def _path(*names: str, group: str, help: str, common: bool = True, **how: Any) -> GroupedOption:

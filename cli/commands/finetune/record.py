@@ -1,6 +1,7 @@
 """What of a run stays beside its adapter: metrics, logs of other tools, and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -22,6 +23,14 @@ from pyggml.lora.record import Recorder, append, metrics_beside
 from pyggml.model import Model
 
 Rows = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """What was measured of the run's result: rows of words, the first of which has the columns."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
 
 
 def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
@@ -82,6 +91,18 @@ def answer_on_the_way(
         question, answer = samples.answer_at(step, model, prompt)
     about = {"prompt": question, "answer": answer}
     recorded.metrics.add({"event": "sample", "step": step, "sampled": about})
+
+
+def save_table(job: Job, trainer: Trainer, table: ReportTable) -> None:
+    """Add a table to the metrics, for the report; a full disk costs no more than that."""
+    _append(job, {"event": "table", "step": trainer.progress.step, **asdict(table)})
+
+
+def _append(job: Job, record: Mapping[str, object]) -> None:
+    try:
+        append(metrics_beside(job.output), record)
+    except PyggmlError as error:
+        row("warning", str(error))
 
 
 def _finite(number: float) -> float | None:

@@ -76,6 +76,7 @@ _READ_AGAIN = 0.01  # share of the run's tokens of which the rows have their los
 # Of a job: the command line that continues from a folder of checkpoints.
 ResumeCommand = Callable[[Job, Path], str]
 Watcher = Callable[[Trainer], Callback]
+Measure = Callable[[], record.ReportTable]
 
 
 def run(
@@ -84,11 +85,12 @@ def run(
     save_settings: Callable[[Job], None],
     ranks: Ranks = ALONE,
     watch: Watcher | None = None,
+    measure: Measure | None = None,
 ) -> int:
     """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter.
 
-    watch: what hears the reports too, as a function of the trainer. Of several ranks the first one
-    alone writes.
+    watch: what hears the reports too, as a function of the trainer; measure: makes a table for the
+    report, once training has reached its end. Of several ranks the first one alone writes.
     """
     check_places(job)
     writes = ranks.is_first and not (job.dry_run or job.previews_only)
@@ -109,7 +111,9 @@ def run(
         if not ranks.is_first:
             return _help(trainer)
         watchers = [watch(trainer)] if watch else []
-        return _run(job, trainer, trained, prompt, rows, resume_command, save_settings, watchers)
+        return _run(
+            job, trainer, trained, prompt, rows, resume_command, save_settings, watchers, measure
+        )
 
 
 def _preview(job: Job, trainer: Trainer) -> None:
@@ -228,6 +232,7 @@ def _run(
     resume_command: ResumeCommand,
     save_settings: Callable[[Job], None],
     watchers: Sequence[Callback],
+    measure: Measure | None,
 ) -> int:
     with progress_lines():
         if said := replacements(job.outputs):
@@ -247,8 +252,9 @@ def _run(
         results.say_how_to_resume(trainer, start, partial(resume_command, job))
         return STOPPED
     written = results.is_model(trained)
-    below = [*(job.below or ())]
-    after = _reload(job, below, model) if written else model
+    after = _reload(job, [*(job.below or ())], model) if written else model
+    if measure is not None:
+        record.save_table(job, trainer, measure())
     try:
         _show_answers(job, trainer, after, prompt, rows)
     except NotFiniteError as error:  # the losses of the run were finite, so its result stands

@@ -66,6 +66,7 @@ def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
         gradients=None if overview is None else _gradients(overview),
         experts=_experts(records),
         samples=_samples(records),
+        tables=_tables(records),
         readings=[
             (r.label, r.table.loss, tokens.fragment(r.table, r.pieces)) for r in page.readings
         ],
@@ -110,6 +111,16 @@ def _samples(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str, 
         said = ", ".join(f"{name} {x:.3g}" for name, x in earned if _is_number({"": x}, ""))
         samples.append((step, str(s.get("prompt", "")), str(s.get("answer", "")), said))
     return samples
+
+
+def _tables(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[list[Any]]]]:
+    """What was measured of the result: a title, and rows, the first of which has the columns."""
+    told = [(str(r.get("title", "")), r.get("rows")) for r in records if r["event"] == "table"]
+    return [
+        (title, rows)
+        for title, rows in told
+        if rows and isinstance(rows, list) and all(isinstance(cells, list) for cells in rows)
+    ]
 
 
 def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
