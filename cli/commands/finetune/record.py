@@ -1,10 +1,11 @@
 """What of a run stays beside its adapter: metrics, logs of other tools, and the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def save_table(job: Job, trainer: Trainer, table: ReportTable) -> None:
     _append(job, {"event": "table", "step": trainer.progress.step, **asdict(table)})
 
 
-def _append(job: Job, record: Mapping[str, object]) -> None:
+def _append(job: Job, record: dict[str, Any]) -> None:
     try:
         append(metrics_beside(job.output), record)
     except PyggmlError as error:
