@@ -97,10 +97,19 @@ def unpack_row(to, w, row, n, ahead):
     call_block(w.unpack, to, here, n_blocks)
 
 
-def shares(n_groups: int, n_tasks: int, n_threads: int) -> int:
-    """How many shares of A's groups, with n_tasks tasks each, occupy every thread. More shares
-    cost time, as every task unpacks its columns anew."""
-    return min(n_groups, max(1, 2 * n_threads // n_tasks))
+def shares(p: Problem, mr: int, n_tasks: int, n_threads: int, unpacking: int = 8) -> int:
+    """In how many shares of A's groups of mr rows, with n_tasks tasks each, threads end soonest.
+
+    A task unpacks its columns anew, which takes as long as `unpacking` rows of A, and then the rows
+    of its share. At the end of a region a thread waits for a quarter of a task.
+    """
+
+    def rows_of_a_thread(n_shares: int) -> float:
+        rows = -(-n_groups // n_shares) * mr + unpacking
+        return (-(-n_tasks * n_shares // n_threads) + 0.25) * rows
+
+    n_groups = -(-p.m // mr)
+    return min(range(1, min(n_groups, 4 * n_threads) + 1), key=rows_of_a_thread)
 
 
 def block_matrix(w: np.ndarray, kind: DType, unpack: int) -> BlockMatrix:
@@ -124,7 +133,7 @@ def tiled_call(
     forward = p.form == "mul_mat"
     n_groups = -(-p.m // tile.mr)
     n_tasks = -(-p.n // (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS))
-    n_shares = shares(n_groups, n_tasks, len(scratch["panels"]))
+    n_shares = shares(p, tile.mr, n_tasks, len(scratch["panels"]))
     f = declaration(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
         accumulate=o.accumulate, tile=tile.shape, n_shares=n_shares, **fields_of(p, o, scratch),

@@ -121,7 +121,7 @@ def _strides(a: np.ndarray) -> Strides:
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     """Batch i of C takes batch i // a_repeats of A and i // b_repeats of B."""
     n_groups, n_tasks = -(-p.m // MR), -(-p.n // COLUMNS) * p.n_batches
-    n_shares = shares(n_groups, n_tasks, len(scratch["panels"]))
+    n_shares = shares(p, MR, n_tasks, len(scratch["panels"]))
     f = StridedProduct(
         c=o.c.reshape(-1), a=flat(o.a), b=flat(o.b), a_strides=_strides(o.a),
         b_strides=_strides(o.b), a_repeats=p.n_batches // len(o.a),

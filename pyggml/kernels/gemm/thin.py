@@ -25,7 +25,7 @@ from pyggml.sizes import round_up
 
 WIDEST = 16  # the largest R of a thin matrix
 ROWS_OF_TASK, ROWS_DEPTH = 16, 512  # `rows`: rows of x in a task, numbers of K in one of its passes
-OUTER_COLUMNS = 256  # `outer`: columns of x in a task; a multiple of the tile's
+OUTER_COLUMNS = 256  # `outer`: most columns of x in a task; a multiple of the tile's
 OUTER_DEPTH = 16  # `outer`: tokens of one pass over its columns
 MR, LANES = THIN_TILE.mr, THIN_TILE.lanes  # of `rows`
 OUTER_MR, PANEL = OUTER_TILE.mr, OUTER_TILE.panel
@@ -47,6 +47,7 @@ class ThinProduct(Frame):
     x: Floats1
     x_step: Int  # floats from row to row of x
     n_other: Int  # rows of C in `rows`, numbers of its rows in `outer`
+    each: Int  # of these, a task's
     accumulate: Bool
     transposed: Bool  # `outer` makes (K, R)
     sums: Floats2  # of each thread: of a tile in `rows`, (R, OUTER_COLUMNS) in `outer`
@@ -107,13 +108,13 @@ def _add_sums(c, sums, x, a, depth, whole, k, n):
 
 @task_code(ThinProduct)
 def _outer_task(f, task, thread):
-    """Compute OUTER_COLUMNS columns of c, or rows of its transpose."""
+    """Compute a task's columns of c, or rows of its transpose."""
     c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
     n_thin, depth, n_columns = f.n_thin, f.depth, f.n_other
     accumulate, transposed = f.accumulate, f.transposed
     sums = f.sums[thread]
-    first = task * OUTER_COLUMNS
-    n = min(OUTER_COLUMNS, n_columns - first)
+    first = task * f.each
+    n = min(f.each, n_columns - first)
     whole = n // PANEL * PANEL
     fill(sums, np.float32(0))
     for t in range(0, depth, OUTER_DEPTH):
@@ -162,17 +163,17 @@ def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) ->
     """C (m, n) (+)= A (m, k) · B, with few columns n."""
     thin = o.b if p.form == "mul_mat" else o.b.T  # (n, k)
     return _call(
-        _rows_task, -(-p.m // ROWS_OF_TASK), thin, packed, in_groups=False, c=o.c.reshape(-1),
-        depth=p.k, x=flat(o.a), x_step=o.lda, n_other=p.m, accumulate=o.accumulate,
-        transposed=False, sums=sums,
+        _rows_task, (p.m, ROWS_OF_TASK), thin, packed, in_groups=False, c=o.c.reshape(-1),
+        depth=p.k, x=flat(o.a), x_step=o.lda, accumulate=o.accumulate, transposed=False, sums=sums,
     )  # fmt: skip
 
 
 def _call(
-    task: Code, n_tasks: int, thin: np.ndarray, packed: np.ndarray, in_groups: bool, **fields: Any
-) -> Call:
+    task: Code, cut: tuple[int, int], thin: np.ndarray, packed: np.ndarray, in_groups: bool,
+    **fields: Any,
+) -> Call:  # fmt: skip
     """The stages of a product with a thin matrix (R, depth). It is not packed if it lies so, as an
-    adapter's A does, and what a gradient is made of where R fills a tile."""
+    adapter's A does, and what a gradient is made of where R fills a tile. cut: n_other, each."""
     n_rows = round_up(len(thin), OUTER_MR if in_groups else MR)
     if in_groups:
         lies_so = len(thin) == OUTER_MR and thin.T.flags.c_contiguous
@@ -180,10 +181,11 @@ def _call(
         lies_so = len(thin) == n_rows and thin.flags.c_contiguous
     f = ThinProduct(
         thin=flat(thin), row_step=thin.strides[0] // 4, step=thin.strides[1] // 4,
-        n_thin=len(thin), in_groups=in_groups, packed=flat(thin) if lies_so else packed, **fields,
+        n_thin=len(thin), in_groups=in_groups, packed=flat(thin) if lies_so else packed,
+        n_other=cut[0], each=cut[1], **fields,
     )  # fmt: skip
     pack = [] if lies_so else [stage(_pack_task, f, n_rows)]
-    return Call(launch, *pack, stage(task, f, n_tasks))
+    return Call(launch, *pack, stage(task, f, -(-cut[0] // cut[1])))
 
 
 def _is_one_batch(p: Problem) -> bool:
@@ -204,11 +206,12 @@ def _outer(
     p: Problem, o: Operands, thin: np.ndarray, other: np.ndarray, packed: np.ndarray,
     sums: np.ndarray, transposed: bool,
 ) -> Call:  # fmt: skip
-    """C (+)= thin (R, k) · other (N, k)ᵀ, or its transpose."""
+    """C (+)= thin (R, k) · other (N, k)ᵀ, or its transpose; each thread has columns."""
+    each = min(OUTER_COLUMNS, round_up(-(-len(other) // len(sums)), PANEL))
     return _call(
-        _outer_task, -(-len(other) // OUTER_COLUMNS), thin, packed, in_groups=True,
-        c=o.c.reshape(-1), depth=p.k, x=flat(other), x_step=other.strides[1] // 4,
-        n_other=len(other), accumulate=o.accumulate, transposed=transposed, sums=sums,
+        _outer_task, (len(other), each), thin, packed, in_groups=True, c=o.c.reshape(-1),
+        depth=p.k, x=flat(other), x_step=other.strides[1] // 4, accumulate=o.accumulate,
+        transposed=transposed, sums=sums,
     )  # fmt: skip
 
 

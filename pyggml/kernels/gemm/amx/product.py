@@ -49,6 +49,7 @@ from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 FORWARD_COLUMNS, FORWARD_DEPTH = 128, 3072
 BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
 PIECE = 512
+UNPACKING = 36  # rows of A: as long takes a weight to be unpacked
 
 
 class TileProduct(Product, Beside):
@@ -171,7 +172,7 @@ def _backward_task(f, task, thread):
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     columns, _, code = _cut(p)
     n_tasks, n_groups = -(-p.n // columns), -(-p.m // SIDE)
-    n_shares = shares(n_groups, n_tasks, len(scratch["panels"]))
+    n_shares = shares(p, SIDE, n_tasks, len(scratch["panels"]), UNPACKING)
     w, rounds = matrix(o.b, p.weight_type, p.row)
     f = TileProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
