@@ -75,8 +75,8 @@ class Model:
 
     `adapters` are the low-rank updates in its graphs. They never change: `with_adapters` gives
     another model over the same weights. `devices` run its graphs: `backends` first, and the CPU for
-    the rest. `release`: free the pages of a weight after each use, as training does. The process
-    stays small, at a cost of 0.1 ms a MB.
+    the rest. `release`: free the pages of a weight after each use, as training does where memory is
+    scarce. The process stays small, at a cost of 0.1 ms a MB.
     """
 
     def __init__(

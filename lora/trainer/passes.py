@@ -15,6 +15,7 @@ import numpy as np
 
 from pyggml.alloc import Plan
 from pyggml.backends import Backend
+from pyggml.backends.cpu import pages
 from pyggml.backward import Keep, training_graph
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
@@ -147,7 +148,7 @@ class Passes:
         steps: StepsInBackward | None = None,
     ) -> None:
         self.steps = steps
-        self._noise = noise / sqrt(model.config.n_embd)
+        self._model, self._noise = model, noise / sqrt(model.config.n_embd)
         self._traces = model.traces
         self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
         self._pairs: dict[int, _Pair] = {}
@@ -262,7 +263,9 @@ class Passes:
             self._arenas = Arenas(*self._schedules)
             if self._beside:
                 self._arenas.of(self._host, self._beside)
-            self._programs = tuple(bind(s, True, self._arenas) for s in self._schedules)
+            weights = sum(w.n_bytes for w in self._model.parts.weights.values())
+            release = self._model.release or pages.are_scarce(weights)
+            self._programs = tuple(bind(s, release, self._arenas) for s in self._schedules)
 
     @property
     def arenas(self) -> Arenas:

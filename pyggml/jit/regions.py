@@ -295,6 +295,13 @@ def run_tasks(code, frame, n_tasks):
         task += n
 
 
+@kernel
+def run_all(regions):
+    """The same for regions one after the other: (code, frame, tasks) of each."""
+    for code, frame, n_tasks in regions:
+        run_tasks(code, frame, n_tasks)
+
+
 @intrinsic
 def _on_stack(typing: Any, values: Any) -> Any:
     """The address of a tuple, on the stack of the function that calls this."""
@@ -305,10 +312,29 @@ def _on_stack(typing: Any, values: Any) -> Any:
     return types.int64(values), codegen
 
 
+@intrinsic
+def _write(typing: Any, address: Any, values: Any) -> Any:
+    """Write a tuple to this address; its arrays without their owners, which Numba counts."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, whole = arguments
+        for i, kind in enumerate(signature.args[1]):
+            if isinstance(kind, types.Array):
+                array = builder.extract_value(whole, i)
+                for owner in (0, 1):  # meminfo and parent
+                    nothing = ir.Constant(array.type.elements[owner], None)
+                    array = builder.insert_value(array, nothing, owner)
+                whole = builder.insert_value(whole, array, i)
+        builder.store(whole, builder.inttoptr(address, whole.type.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, values), codegen
+
+
 @kernel
-def run_shares(code, n_tasks, arguments):
-    """Run `code(address of the tuple of arguments, task, thread)` for tasks 0 … n_tasks − 1."""
-    run_tasks(code, _on_stack(arguments), n_tasks)
+def write_tuple(words, values):
+    """Write a tuple of arrays and numbers into int64 words, as task_code reads it."""
+    _write(words.ctypes.data, values)
 
 
 # -- loops with prange ----------------------------------------------------------------------------

@@ -17,8 +17,7 @@ from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.jit import JIT, Code, kernel, simd, types
 from pyggml.jit.decorators import apart
-from pyggml.jit.regions import run_shares
-from pyggml.jit.tasks import SHARE
+from pyggml.jit.tasks import SHARE, launch, tuple_stage
 from pyggml.kernels.kernel import Site, as_rows
 from pyggml.quants.bits import bf16_to_float
 
@@ -140,7 +139,7 @@ def by_formula(formula: Formula) -> Callable[[Site], Call]:
         if not JIT:
             return Call(loop_of(formula, kinds), *arrays, *settings)
         n_shares = -(-site.out.size // SHARE)
-        return Call(run_shares, code_of(formula, kinds).address, n_shares, (*arrays, *settings))
+        return Call(launch, tuple_stage(code_of(formula, kinds), (*arrays, *settings), n_shares))
 
     return run
 
@@ -152,4 +151,4 @@ def by_rows(formula: Formula, site: Site) -> Call:
         loop = loop_of(formula, (F32, F32))
         return Call(one_by_one, [Call(loop, y[r], a[r], b[r % len(b)]) for r in range(len(y))])
     per = max(1, SHARE // max(1, y.shape[1]))
-    return Call(run_shares, _rows_code(formula).address, -(-len(y) // per), (*arrays, per))
+    return Call(launch, tuple_stage(_rows_code(formula), (*arrays, per), -(-len(y) // per)))

@@ -19,9 +19,8 @@ from pyggml.graph.call import Call
 from pyggml.graph.tensor import Shape
 from pyggml.jit import JIT, Code, types
 from pyggml.jit.decorators import apart
-from pyggml.jit.regions import run_shares
 from pyggml.jit.simd import LEAST_KEY
-from pyggml.jit.tasks import SHARE
+from pyggml.jit.tasks import SHARE, launch, tuple_stage
 from pyggml.kernels.formulas import FUNCTIONS, NAMES
 from pyggml.kernels.kernel import Site, as_rows
 
@@ -156,7 +155,7 @@ def call_by_row(
     per = max(1, SHARE // max(1, n))
     code = code_of_rows(formula, tuple(a.dtype for a in arrays))
     frame = (*arrays, *tables, *settings, per, n_rows)
-    return Call(run_shares, code.address, -(-n_rows // per), frame)
+    return Call(launch, tuple_stage(code, frame, -(-n_rows // per)))
 
 
 def _tiles(rows: Shape, of_source: Shape) -> np.ndarray:

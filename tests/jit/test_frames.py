@@ -23,6 +23,7 @@ from pyggml.jit.frames import (
     Shorts1,
     Shorts3,
 )
+from pyggml.jit.regions import write_tuple
 from pyggml.jit.tasks import launch, stage, task_code
 
 needs_jit = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
@@ -190,3 +191,12 @@ def test_a_second_process_compiles_no_task_again(tmp_path):
         for _ in range(2)
     ]
     assert int(found[0]) > 0 and int(found[1]) == 0
+
+
+@needs_jit
+def test_a_tuple_is_written_without_the_owners_of_its_arrays():
+    """Numba counts an array's owner, which it frees when the call that writes the tuple ends."""
+    a = np.zeros((2, 3), np.float32)
+    words = np.full(11, -1, np.int64)
+    write_tuple(words, (a, 7))
+    assert words.tolist() == [0, 0, 6, 4, a.ctypes.data, 2, 3, 12, 4, 7, -1]

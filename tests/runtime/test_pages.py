@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from pyggml import gguf
@@ -101,3 +102,8 @@ def test_a_program_lets_go_of_weights_only_if_told_to(stored, rng):
         found.append(np.array(y.data))
     np.testing.assert_array_equal(*found)
     assert left[0] >= w.n_bytes > 16 * left[1]
+
+
+def test_training_lets_go_of_weights_where_memory_is_scarce():
+    free = psutil.virtual_memory().available
+    assert pages.are_scarce(free) and not pages.are_scarce(free // 4)

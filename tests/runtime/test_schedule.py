@@ -19,7 +19,20 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.op import Memory
 from pyggml.graph.tensor import leaf, window, zeros
-from pyggml.ops import OPS, add, add_inplace, mul, mul_mat, scale, set_rows, sqr, transpose
+from pyggml.jit import JIT
+from pyggml.ops import (
+    OPS,
+    add,
+    add_inplace,
+    mul,
+    mul_mat,
+    rms_norm,
+    scale,
+    set_rows,
+    sqr,
+    swiglu,
+    transpose,
+)
 from pyggml.runtime import Arenas, Devices, assign, bind, run, schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:(reference|cpu) leaves")
@@ -51,6 +64,19 @@ def numbers(*values):
 def constant(a):
     a.flags.writeable = False
     return leaf(a)
+
+
+@pytest.mark.skipif(not JIT, reason="nothing is joined without it")
+def test_regions_that_follow_each_other_are_one_call(rng):
+    x = leaf(rng.standard_normal((70, 96), np.float32))
+    y = rms_norm(swiglu(x, scale(x, 0.5)), 1e-6)
+    program = bind(schedule(Graph.of(y), Devices()))
+    assert [len(call.arguments[1]) for call in program.calls] == [3]
+    program()
+    joined = program.read(y)
+    assert next(program.read(y) for node, _ in program.walk() if node is y).tobytes() == (
+        joined.tobytes()
+    )
 
 
 @given(graphs(), some_ops(), some_ops())

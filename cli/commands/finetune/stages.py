@@ -240,8 +240,6 @@ def _run(
         say()
     before, model = trainer.reference, trained.model
     assert before is not None
-    for each in (before, model):
-        each.release = job.max_memory is not None
     start = trainer.progress.step
     finished = _train(job, trainer, trained, prompt, rows, watchers)
     if finished or trainer.progress.step > start:
@@ -290,7 +288,9 @@ def _show_answers(
 def _load(job: Job, compute: str) -> Model:
     """The model from which the run starts."""
     files = [*(job.below or ()), *([] if job.init is None else [(job.init, 1.0)])]
-    return load(job.model, files, compute, device=job.device)
+    model = load(job.model, files, compute, device=job.device)
+    model.release = job.max_memory is not None
+    return model
 
 
 def _attach(job: Job, model: Model) -> Trained:

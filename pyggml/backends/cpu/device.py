@@ -1,7 +1,7 @@
 """The CPU: buffers are byte arrays, kernels are the ones that ops declare, or their references."""
 
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from pyggml.graph.arrays import array, read, stored_shape, write
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 from pyggml.jit.isa import cpu_name
+from pyggml.jit.tasks import joined
 from pyggml.kernels.kernel import KERNELS, Compute, Kernel, Site
 from pyggml.kernels.reference import BY_REFERENCE, lacks_of_reference
 
@@ -69,6 +70,9 @@ class CPU(Backend):
             shared is not None and shared.src[0] is node,
         )
         return _kernel(node).bind(site)
+
+    def join(self, calls: Sequence[Call]) -> Sequence[Call]:
+        return list(joined(calls))
 
     def read(self, tensor: Tensor) -> np.ndarray:
         return read(tensor)

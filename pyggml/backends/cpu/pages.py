@@ -2,18 +2,25 @@
 
 Pages of a mapped file count as a process's memory after their first read. The system caches them
 anyway, and takes them back when memory is short. Releasing them keeps the process small. Releasing
-pages of 4 KB and mapping them again costs 0.05 to 0.1 ms a MB; huge pages, for which pyggml.gguf
-asks, cost nearly nothing.
+pages of 4 KB and mapping them again costs 0.05 to 0.1 ms a MB, on any number of threads: they wait
+for each other. Huge pages, for which pyggml.gguf asks, cost nearly nothing.
 """
 
 import mmap
 import sys
 
 import numpy as np
+import psutil
 
 from pyggml.graph.call import Call
 
+ENOUGH = 2  # times the bytes of a file: with so many free, none of its pages need be released
 LEAST = 1 << 16  # bytes; the system maps pages in runs of this size
+
+
+def are_scarce(n_bytes: int) -> bool:
+    """Whether the system has too little memory free to keep the pages of so large a file."""
+    return int(psutil.virtual_memory().available) < ENOUGH * n_bytes
 
 
 def release(a: np.ndarray) -> Call | None:

@@ -10,6 +10,7 @@ rope_apply_back   dx = the pairs of dy turned back; the table's factor m scales 
 """
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import ALONE, kernel, parallel, prange
+from pyggml.jit import JIT, kernel
+from pyggml.jit.frames import Bool, Float, Floats3, Frame, Int
+from pyggml.jit.tasks import SHARE, launch, stage, task_code
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.attention.rope_table import check_mode, rope_table
 from pyggml.ops.expect import expect_axes, expect_type
@@ -113,26 +116,47 @@ def _rotate_token(y, x, cos, sin, neox, offset, sign, in_place):
             _turn_neighbours(head, cos, sin, sign)
 
 
-@parallel
-def _rotate(y, x, table, neox, offset, sign, in_place):
-    """y, x (n_batch · n_tokens, n_head, d)."""
-    if y.size <= ALONE:
-        for t in range(y.shape[0]):
-            cos, sin = table[t % table.shape[0], 0], table[t % table.shape[0], 1]
-            _rotate_token(y[t], x[t], cos, sin, neox, offset, sign, in_place)
-    else:
-        for t in prange(y.shape[0]):
-            cos, sin = table[t % table.shape[0], 0], table[t % table.shape[0], 1]
-            _rotate_token(y[t], x[t], cos, sin, neox, offset, sign, in_place)
+@kernel
+def _rotate(y, x, table, neox, offset, sign, in_place, tokens):
+    """y, x (n_batch · n_tokens, n_head, d); tokens: the first, and the one past the last."""
+    for t in range(tokens[0], tokens[1]):
+        cos, sin = table[t % table.shape[0], 0], table[t % table.shape[0], 1]
+        _rotate_token(y[t], x[t], cos, sin, neox, offset, sign, in_place)
+
+
+class Rotation(Frame):
+    """Of y from x, both (n_batch · n_tokens, n_head, d)."""
+
+    y: Floats3
+    x: Floats3
+    table: Floats3
+    neox: Bool
+    offset: Int
+    sign: Float
+    in_place: Bool
+    each: Int  # tokens of a task
+
+
+@task_code(Rotation)
+def _rotate_task(f, task, thread):
+    y, first = f.y, task * f.each
+    tokens = first, min(first + f.each, y.shape[0])
+    _rotate(y, f.x, f.table, f.neox, f.offset, f.sign, f.in_place, tokens)
 
 
 def _rotation(sign: float) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
         x, table = site.src
         y = site.out.reshape(-1, *site.out.shape[-2:])
-        return Call(
-            _rotate, y, x.reshape(y.shape), table, *site.scalars, np.float32(sign), site.in_place
-        )
+        x, n, each = x.reshape(y.shape), len(y), max(1, SHARE // prod(y.shape[1:]))
+        neox, offset = site.scalars
+        if not JIT:
+            return Call(_rotate, y, x, table, neox, offset, np.float32(sign), site.in_place, (0, n))
+        f = Rotation(
+            y=y, x=x, table=table, neox=neox, offset=offset, sign=sign, in_place=site.in_place,
+            each=each,
+        )  # fmt: skip
+        return Call(launch, stage(_rotate_task, f, -(-n // each)))
 
     return run
 
@@ -161,7 +185,7 @@ def _rope_apply_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _rope_apply_samples(rng: np.random.Generator) -> Iterator[Sample]:
     shapes = [((1, 1, 2), 1), ((5, 3, 8), 3), ((2, 4, 3, 32), 16), ((5, 2, 21), 4)]
-    for shape, n_pairs in [*shapes, ((2, 21, 2, 50), 24)]:  # the last is larger than ALONE
+    for shape, n_pairs in [*shapes, ((2, 21, 2, 50), 24)]:  # the last has several tasks
         angle = rng.uniform(-3, 3, (shape[-3], n_pairs))
         table = 1.1 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
         for neox in (False, True):
@@ -182,7 +206,7 @@ ROPE_APPLY = op(
     memory=Memory.INPLACE,
     halves=True,
 )
-cpu_kernel(ROPE_APPLY, _rotation(1))
+cpu_kernel(ROPE_APPLY, _rotation(1.0))
 
 
 def _rope_apply_back_ref(dy: np.ndarray, table: np.ndarray, neox: bool, offset: int) -> np.ndarray:
@@ -204,4 +228,4 @@ ROPE_APPLY_BACK = op(
     refuses={"neox": (), "offset": (-1, 999)},
     memory=Memory.INPLACE,
 )
-cpu_kernel(ROPE_APPLY_BACK, _rotation(-1))
+cpu_kernel(ROPE_APPLY_BACK, _rotation(-1.0))
