@@ -18,14 +18,17 @@ _BLOCK_SIGNATURE = types.void(
 
 
 class Code:
-    """A function over raw pointers, compiled when its address is first asked for."""
+    """A function over raw pointers, compiled when its address is first asked for; exact: sums stay
+    in the order in which they are written."""
 
-    def __init__(self, code: Callable, signature: Any) -> None:
-        self.code, self._signature = code, signature
+    def __init__(self, code: Callable, signature: Any, exact: bool = False) -> None:
+        self.code, self._signature, self._exact = code, signature, exact
 
     @cached_property
     def _function(self) -> Any:
         options = {name: value for name, value in OPTIONS.items() if name != "nogil"}
+        if self._exact:
+            options["fastmath"] = False
         bounds = bool(config.BOUNDSCHECK)
         return numba.cfunc(self._signature, boundscheck=bounds, **options)(self.code)
 

@@ -21,10 +21,10 @@ _ARRAY_WORDS = 5  # of an array without its shape and its strides; a number take
 Stage = tuple[int, int, int, Any]  # addresses of code and frame, tasks, what lies there
 
 
-def task_code(declaration: type[Frame]) -> Callable[[Callable], Code]:
+def task_code(declaration: type[Frame], exact: bool = False) -> Callable[[Callable], Code]:
     """Declare `code(f, task, thread)`, one task of a large kernel whose frame is of this class."""
     signature = types.void(FrameType(declaration), types.intp, types.intp)
-    return lambda code: Code(code, signature)
+    return lambda code: Code(code, signature, exact)
 
 
 def stage(code: Code, f: Frame, n_tasks: int) -> Stage:

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import Code, exact
+from pyggml.jit import Code
 from pyggml.jit.frames import Floats2, Int
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.scratch import Layout, per_thread
@@ -52,11 +52,6 @@ def _task(kind: int, n_tokens: int) -> Code:
     """The task for rows of type WHOLE_TYPES[kind], n_tokens at once; the last token is taken again
     where there are fewer."""
 
-    @exact  # else the order of a token's sums might depend on n_tokens
-    def multiply(to, rows, row_bytes, n_rows, x, depth):
-        for i in range(n_rows):
-            int_dots(kind, n_tokens, to + 4 * i, 4 * TASK_ROWS, rows + i * row_bytes, x, depth)
-
     def task_of_rows(f, task, thread):
         first, last = task // f.n_shares * f.rows, min((task // f.n_shares + 1) * f.rows, f.n)
         t0 = task % f.n_shares * TASK_TOKENS
@@ -70,13 +65,15 @@ def _task(kind: int, n_tokens: int) -> Code:
             for group in range(n_groups):
                 to = f.dots[thread, group * n_tokens * TASK_ROWS + start - first :].ctypes.data
                 x = packed + group * f.group_bytes
-                rows, n_rows = f.w.address + start * f.w.row_bytes, min(CLOSE_ROWS, last - start)
-                multiply(to, rows, f.w.row_bytes, n_rows, x, f.k)
+                for i in range(min(CLOSE_ROWS, last - start)):
+                    row = f.w.address + (start + i) * f.w.row_bytes
+                    int_dots(kind, n_tokens, to + 4 * i, 4 * TASK_ROWS, row, x, f.k)
         for t in range(n):
             dots = f.dots[thread, t * TASK_ROWS : t * TASK_ROWS + last - first]
             put_products(f, t0 + t, first, dots)
 
-    return task_code(RowProduct)(task_of_rows)
+    # Exact: else the order of a token's sums might depend on n_tokens.
+    return task_code(RowProduct, exact=True)(task_of_rows)
 
 
 # -- the path -------------------------------------------------------------------------------------
