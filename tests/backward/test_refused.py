@@ -108,14 +108,14 @@ def test_every_fault_is_in_one_error():
 
 
 def test_sources_without_gradient_are_all_named():
-    """weights are data and w wants the unfused twin: two faults of one op."""
+    """Tokens are integers and weights are data: two faults of one op."""
     h, w = filled((3, 8), 0, "h"), filled((5, 8), 1, "output.weight")
-    share = filled((3,), 2, "share")
-    loss = linear_cross_entropy(h, w, zeros((3,), I32), share).named("loss")
+    ids, share = zeros((3,), I32, "ids"), filled((3,), 2, "share")
+    loss = linear_cross_entropy(h, w, ids, share).named("loss")
     with pytest.raises(NoGradientError) as caught:
-        gradients_of(loss, [h, w, share])
+        gradients_of(loss, [h, w, ids, share])
     error = str(caught.value)
-    assert re.search(r"linear_cross_entropy at loss .* source 1 \(<output.weight", error)
+    assert re.search(r"linear_cross_entropy at loss .* source 2 \(<ids", error)
     assert re.search(r"source 3 \(<share", error)
 
 

@@ -10,6 +10,7 @@ from pyggml.backends.cuda import cards
 from pyggml.backends.webgpu import adapter_name
 from pyggml.cli.__main__ import COMMANDS, command
 from pyggml.cli.commands.finetune import memory
+from pyggml.cli.commands.serve import startup
 from pyggml.cli.terminal.options import DEVICE_HELP
 from pyggml.errors import ConfigError, DeviceError, DeviceLostError, DeviceMemoryError
 from pyggml.lora import Trainer
@@ -110,18 +111,18 @@ def test_a_chat_computes_on_its_device(pyggml, model_with, monkeypatch):
 
 
 def test_a_server_opens_its_models_on_its_device(pyggml, tiny, monkeypatch):
-    device, opened = SeparateCPU(), {}
+    device, opened = SeparateCPU(), []
 
-    def run(accepting, served, *_):
-        opened.update(served)
+    def run(listening, sampling, limits, context, given):
+        opened.extend(startup.Opener(given, limits, context, sampling).voices().opened)
         return 0
 
     monkeypatch.setattr("pyggml.model.backends_of", lambda word, _: [device])
-    monkeypatch.setattr("pyggml.cli.commands.serve.startup.run", run)
+    monkeypatch.setattr(startup, "run", run)
     ended = pyggml("serve", "-m", tiny, "--port", 0, "--compute", "f32", "--device", "cuda")
     assert ended.code == 0, ended.err
-    ((model, _),) = opened.values()
-    assert device in model.devices.backends
+    (voice,) = opened
+    assert device in voice.model.devices.backends
 
 
 @pytest.mark.parametrize("word", ["cuda:", "cuda:-1", "cuda:²", "webgpu:0", "cpu:0", "auto:0"])
