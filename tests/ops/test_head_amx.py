@@ -12,7 +12,7 @@ from pyggml.kernels.gemm import Weight, reference
 from pyggml.ops.loss import head_amx
 from pyggml.ops.loss.head_amx import FEWEST_ROWS, MOST_ROWS, PARTS
 from pyggml.ops.loss.head_slices import Wanted
-from pyggml.ops.loss.soft import soft_losses
+from pyggml.ops.loss.soft import soft_rows
 from pyggml.quants import quantize
 
 from measures import nmse
@@ -50,14 +50,8 @@ def computed(h, wanted, w, kind, gradient=True, room=0):
 
 def exact(h, wanted, w, kind):
     w = reference.dequantize(w, kind).astype(np.float64)
-    z, (targets, shares, weights) = h.astype(np.float64) @ w.T, wanted
-    rows, q, q_rest = np.arange(len(h))[:, None], shares[:, :-1], shares[:, -1:]
-    p = np.exp(z - z.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    p_targets = p[rows, targets]
-    slope = p * (1 - q_rest / (1 - p_targets.sum(1, keepdims=True)))
-    slope[rows, targets] = p_targets - q
-    return weights * soft_losses(z, targets, shares, np.ones(len(h))), weights[:, None] * slope @ w
+    losses, slopes = soft_rows(h.astype(np.float64) @ w.T, *wanted)
+    return losses, slopes @ w
 
 
 def assert_exact_enough(*parts):
