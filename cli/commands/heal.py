@@ -37,7 +37,7 @@ from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.trainer.reports import Callback
 from pyggml.tokenizer.same_tokens import check_same_tokens
 
-_CHANCE = 0.95  # of ln n_vocab, the loss of a model that has learned nothing
+_CHANCE = 0.98  # of ln n_vocab, the loss of a model that has learned nothing
 _OBJECTIVES, _WHAT = (Distill.name, SFT.name), (ADAPTERS, SCALES, FULL)
 _ELSEWHERE = {OBJECTIVE_FLAGS.get(n, n) for n in USERS if not {*USERS[n]} & {*_OBJECTIVES}}
 _NOT_HERE = _ELSEWHERE | {"original", "lora_init", "init", "train_tensors", "qat", "dora", "demo"}
