@@ -156,6 +156,8 @@ def _wrong_kind(file: gguf.GGUFFile) -> list[str]:
         for key, value in wanted.items()
         if not isinstance(given[key], str) or given[key] != value
     ]
+    if faults and "token_embd.weight" in file.tensors:
+        faults.append("it is a whole model: open it by itself, nothing is to be added to another")
     if _INVOCATION in file.metadata:
         faults.append(
             f"{_INVOCATION} is there, wanted an adapter of all tokens: this one works from such "

@@ -76,7 +76,7 @@ def test_merge_refuses_in_one_sentence(pyggml, tiny, adapter, tmp_path):
         (tiny, ("-o", tiny), f"{tiny}: is the model, wanted another name to write to"),
         (tiny, ("-o", adapter), f"{adapter}: is the adapter, wanted another name to write to"),
         (tiny, ("--type", "Q9"), "'Q9' is no file type; known are F32, "),
-        (tiny, ("--lora", tiny), f"{tiny}: general.type is missing, wanted 'adapter'"),
+        (tiny, ("--lora", tiny), "wanted 'lora'; it is a whole model: open it by itself, "),
     ]:
         given = ("--lora", adapter, "-o", tmp_path / "m.gguf", *options)
         ended = pyggml("merge", "-m", model, *given)
