@@ -94,7 +94,7 @@ def race(options: argparse.Namespace) -> None:
     servers = {name: RacingServer(c, bias) for name, c in _commands(options, n_ctx).items()}
 
     def prompts(n: int, n_tokens: int) -> list[list[int]]:
-        return rng.choice(allowed, (n, n_tokens)).tolist()  # type: ignore[no-any-return]
+        return [[int(i) for i in ids] for ids in rng.choice(allowed, (n, n_tokens))]
 
     together: dict[tuple[int, str], list[tuple[float, ...]]] = {}
     beside: dict[str, list[tuple[float, ...]]] = {}

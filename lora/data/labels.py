@@ -53,8 +53,9 @@ class Labels:
             or not all(type(token) is int and 0 <= token < n_vocab for token in tokens.values())
             or len({*tokens.values()}) < len(tokens)
         ):
-            wanted = f"no object of 2 to {MOST_LABELS} labels, each with a token of its own"
-            raise DataError(f"{LABELS} is {wanted}")
+            raise DataError(
+                f"{LABELS} is no object of 2 to {MOST_LABELS} labels, each with a token of its own"
+            )
         return cls(tokens)
 
     @classmethod

@@ -38,5 +38,5 @@ __all__ = [
 
 def kept_bytes(config: TrainConfig, parameters: Parameters) -> int:
     """Bytes kept besides the parameters and their gradient: moments, and the best parameters."""
-    kept = OPTIMISERS[config.optimiser].kept(parameters)
+    kept = OPTIMISERS[config.optimiser].state_arrays(parameters)
     return sum(a.nbytes for a in kept.values()) + config.keep_best * parameters.data.nbytes

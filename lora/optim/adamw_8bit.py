@@ -31,7 +31,7 @@ class FlatAdamW8bit(FlatAdamW):
         return step(data, gradient, *moments_and_settings)
 
     @classmethod
-    def kept(cls, parameters: Parameters) -> Mapping[str, np.ndarray]:
+    def state_arrays(cls, parameters: Parameters) -> Mapping[str, np.ndarray]:
         """m and v: the codes of all numbers. scales: of each tensor, those of both moments. small:
         both moments of each small tensor."""
         arrays = parameters.moments
@@ -43,7 +43,8 @@ class FlatAdamW8bit(FlatAdamW):
         return arrays
 
     def step_of(self, name: str, gradient: Tensor) -> Tensor:
-        p, arrays, (array, start, n) = self.parameters, self.kept(self.parameters), self._at[name]
+        p, (array, start, n) = self.parameters, self._at[name]
+        arrays = self.state_arrays(p)
         data, settings = p.tensors[name], self._settings[p.rate(name)]
         both = arrays[array][start : start + n].reshape(2, -1)
         if array == _SMALL:

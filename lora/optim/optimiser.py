@@ -49,7 +49,7 @@ class FlatOptimiser(ABC):
         """The n_settings numbers of step n, counted from 1."""
 
     @classmethod
-    def kept(cls, parameters: Parameters) -> Mapping[str, np.ndarray]:
+    def state_arrays(cls, parameters: Parameters) -> Mapping[str, np.ndarray]:
         """What steps keep besides the parameters, by name; memory is taken when they are made."""
         return {name: getattr(parameters, name) for name in cls.moments}
 

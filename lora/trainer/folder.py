@@ -129,7 +129,7 @@ class RunFolder:
     def _buffers(self) -> Buffers:
         """What a checkpoint holds, by name."""
         p, name = self._parameters, self._optimiser
-        moments = {f"{name}.{m}": a for m, a in OPTIMISERS[name].kept(p).items()}
+        moments = {f"{name}.{m}": a for m, a in OPTIMISERS[name].state_arrays(p).items()}
         constants = {"constants": p.constant_data} if p.constants else {}
         constants |= {"length": p.length} if self._plan.config.step_in_backward else {}
         return {"parameters": p.data} | moments | constants | self._best.buffers

@@ -95,8 +95,8 @@ def is_there(architecture: str, name: str, spec: TensorSpec, tied: bool) -> bool
     other but an output matrix of its own."""
     if not spec.optional:
         return True
-    wanted = re.fullmatch(_IN_LLAMA_CPP.get(architecture, ""), name)
-    return wanted is not None or (name == _OUTPUT and not (tied and architecture not in _UNTIED))
+    required_there = re.fullmatch(_IN_LLAMA_CPP.get(architecture, ""), name) is not None
+    return required_there or (name == _OUTPUT and not (tied and architecture not in _UNTIED))
 
 
 class _Sizer:

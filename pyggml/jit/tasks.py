@@ -45,7 +45,7 @@ def launch(*stages: Stage) -> None:
         run_tasks(code, address, n_tasks)
 
 
-def joined(calls: Sequence[Call]) -> Iterator[Call]:
+def join_launches(calls: Sequence[Call]) -> Iterator[Call]:
     """The same calls, of which those of `launch` that follow each other are one: between their
     stages runs no Python."""
     for is_launch, some in groupby(calls, lambda call: call.kernel is launch):

@@ -91,16 +91,16 @@ def rewrite(
     _check_target(file, Path(target))
     _check_base(file, base)
     sums = importance.sums if importance else _NONE
-    wanted = types_of(file, file_type, importance is not None)
-    plan = _Plan(file, wanted, changed, sums, rounding, base, blocks)
+    types = types_of(file, file_type, importance is not None)
+    plan = _Plan(file, types, changed, sums, rounding, base, blocks)
     faults = [*_misfits(file, importance), *_lacks_importance(plan.new_types, file_type, sums)]
     faults += _unknown_rounding(rounding)
-    faults += [] if allow_requantize else _packed_twice(file, wanted)
+    faults += [] if allow_requantize else _packed_twice(file, types)
     if faults:
         raise QuantError(faults, f"{file.path}: ")
     losses: list[TensorLoss] = []
     tensors = [
-        (n, wanted[n], i.shape, partial(_checked, file, plan.tensor, n, progress, losses.append))
+        (n, types[n], i.shape, partial(_checked, file, plan.tensor, n, progress, losses.append))
         for n, i in file.tensors.items()
     ]
     gguf.write(target, _metadata(file, file_type, importance, metadata), tensors)

@@ -114,7 +114,7 @@ def test_a_server_opens_its_models_on_its_device(pyggml, tiny, monkeypatch):
     device, opened = SeparateCPU(), []
 
     def run(listening, sampling, limits, context, given):
-        opened.extend(startup.Opener(given, limits, context, sampling).voices().opened)
+        opened.extend(startup.Opener(given, limits, context, sampling).voices().of_open_models)
         return 0
 
     monkeypatch.setattr("pyggml.model.backends_of", lambda word, _: [device])

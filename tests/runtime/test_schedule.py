@@ -67,7 +67,7 @@ def constant(a):
     return leaf(a)
 
 
-@pytest.mark.skipif(not JIT, reason="nothing is joined without it")
+@pytest.mark.skipif(not JIT, reason="regions are the JIT's: without it each kernel is a call")
 def test_regions_that_follow_each_other_are_one_call(rng):
     x = leaf(rng.standard_normal((70, 96), np.float32))
     y = rms_norm(swiglu(x, scale(x, 0.5)), 1e-6)

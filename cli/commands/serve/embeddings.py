@@ -106,7 +106,7 @@ class EmbedRoutes:
         self._check_count(f, "input", prompts)
         encode = partial(voice.model.tokenizer.encode, parse_special=True)
         ids = [encode(p) if isinstance(p, str) else p for p in prompts]
-        return EmbedParams(voice, _checked(voice, ids, "input"), encodes, dimensions)
+        return EmbedParams(voice, _token_arrays(voice, ids, "input"), encodes, dimensions)
 
     def _read_rerank(self, given: dict[str, Any]) -> RerankParams:
         f = Fields(given)
@@ -119,7 +119,9 @@ class EmbedRoutes:
         self._check_count(f, "documents", documents)
         tokenizer = voice.model.tokenizer
         ids = [tokenizer.encode_pair(query, document) for document in documents]
-        return RerankParams(voice, documents, _checked(voice, ids, "documents"), top_n, returns)
+        return RerankParams(
+            voice, documents, _token_arrays(voice, ids, "documents"), top_n, returns
+        )
 
     def _check_count(self, f: Fields, name: str, given: Sequence[Any]) -> None:
         if len(given) > MOST_TEXTS:
@@ -163,7 +165,7 @@ class EmbedRoutes:
         return of_texts
 
 
-def _checked(voice: Voice, texts: Sequence[Any], param: str) -> list[np.ndarray]:
+def _token_arrays(voice: Voice, texts: Sequence[Any], param: str) -> list[np.ndarray]:
     for ids in texts:
         if len(ids) > voice.n_ctx:
             raise too_long(len(ids), voice.n_ctx + 1, param)

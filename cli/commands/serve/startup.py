@@ -54,8 +54,8 @@ class Opener:
 
     def voices(self) -> Voices:
         """The model with its adapters, open, and those of a folder, which are opened when they are
-        asked for. Raises as `voice` and `adapted`, and ConfigError for a name that is given twice
-        and for no model at all."""
+        asked for. Raises as `voice` and `voice_with`, and ConfigError for a name that is given
+        twice and for no model at all."""
         voices, files = Voices(), dict[str, list[tuple[Path, float]]]()
         if self.path is not None:
             base = self.given["alias"] or in_characters(self.path.stem)
@@ -105,17 +105,17 @@ class Opener:
             voice.controls = Controls.read(vectors, layers, model)
         return voice
 
-    def adapted(self, name: str, base: Voice, *files: tuple[Path, float]) -> Voice:
+    def voice_with(self, name: str, base: Voice, *files: tuple[Path, float]) -> Voice:
         """The same with adapters, which may carry a template."""
         told, paths = self.given["chat_template"], [path for path, _ in files]
         choice = choose_template(base.model.tokenizer, paths, told)
         chats = _chats(base.model, choice.wanted, self.given)
-        return base.adapted(name, files, chats, choice.notes)
+        return base.with_adapters(name, files, chats, choice.notes)
 
     def _on(
         self, voices: Voices, base: str, name: str, files: Sequence[tuple[Path, float]]
     ) -> Voice:
-        return self.adapted(name, voices[base], *files)
+        return self.voice_with(name, voices[base], *files)
 
     def scheduler(self, model: Model) -> Scheduler:
         """What answers requests of a model. Raises ModelError for an encoder: it answers none."""
@@ -153,7 +153,7 @@ def run(
     service = Service(voices, worker, sampling, limits, context.context_shift, journal)
     service.pooling = given["pooling"]
     if given["adapters"] is not None:
-        service.loading = Loading(given["adapters"], opener.adapted)
+        service.loading = Loading(given["adapters"], opener.voice_with)
     has_chats = bool(given["models"]) or any(voice.chats.encoder for voice in voices.values())
     pages = page_routes(next(iter(voices)), has_chats, sampling) if given["web"] else []
     with progress_lines():
@@ -169,7 +169,7 @@ def run(
 
 def _say_served(opener: Opener, voices: Voices) -> Schedules:
     """Say what is served, and give what answers requests."""
-    for i, voice in enumerate(opened := voices.opened):
+    for i, voice in enumerate(opened := voices.of_open_models):
         row("adapter" if i else "model", voice.name)
         for text in voice.notes:
             row("", text)

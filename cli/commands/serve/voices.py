@@ -30,7 +30,7 @@ class Voice:
     notes: Sequence[str] = ()
     embedders: dict[bool, Embedder] = field(default_factory=dict)
 
-    def adapted(
+    def with_adapters(
         self,
         name: str,
         files: Sequence[tuple[Path, float]],
@@ -70,7 +70,7 @@ class Voices(Mapping[str, Voice]):
         return name in self._open
 
     @property
-    def opened(self) -> list[Voice]:
+    def of_open_models(self) -> list[Voice]:
         return [*self._open.values()]
 
     def ask(self, name: str | None) -> Voice:
@@ -102,7 +102,9 @@ class Voices(Mapping[str, Voice]):
     def keep(self, models: Sequence[Model]) -> list[str]:
         """Close the voices of other weights than these; their names."""
         kept = [model.parts for model in models]
-        names = [v.name for v in self.opened if not any(v.model.parts is parts for parts in kept)]
+        names = [
+            v.name for v in self.of_open_models if not any(v.model.parts is parts for parts in kept)
+        ]
         for name in names:
             self._open.pop(name, None)
         return names

@@ -14,7 +14,7 @@ from pyggml.graph.arrays import array, read, stored_shape, write
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 from pyggml.jit.isa import cpu_name
-from pyggml.jit.tasks import joined
+from pyggml.jit.tasks import join_launches
 from pyggml.kernels.kernel import KERNELS, Compute, Kernel, Site
 from pyggml.kernels.reference import BY_REFERENCE, lacks_of_reference
 
@@ -72,7 +72,7 @@ class CPU(Backend):
         return _kernel(node).bind(site)
 
     def join(self, calls: Sequence[Call]) -> Sequence[Call]:
-        return list(joined(calls))
+        return list(join_launches(calls))
 
     def read(self, tensor: Tensor) -> np.ndarray:
         return read(tensor)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pyggml.generation import Slot
-from pyggml.generation.serving.request import Failure, Request, expired
+from pyggml.generation.serving.request import Failure, Request, expiry_failure
 from pyggml.generation.serving.scheduler import Scheduler
 from pyggml.model import Model
 
@@ -65,7 +65,7 @@ class Relay:
         now = time.monotonic()
         for request in [r for r in self._waiting if r.deadline <= now]:
             self._waiting.remove(request)
-            request.tell(expired())
+            request.tell(expiry_failure())
         if self._waiting and not any(each.n_active or each.n_waiting for each in self._open[-1:]):
             self._turn()
         return any([*(each.step() for each in self._open[-1:]), self._waiting])

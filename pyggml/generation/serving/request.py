@@ -23,7 +23,7 @@ class Failure:
     error: Exception
 
 
-def expired() -> Failure:
+def expiry_failure() -> Failure:
     """That of a request whose turn did not come in time."""
     return Failure(RequestExpired("the request's time ended before its turn came"))
 

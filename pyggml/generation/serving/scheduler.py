@@ -28,7 +28,7 @@ from pyggml.generation.serving.request import (
     ReadPrompt,
     Request,
     RequestExpired,
-    expired,
+    expiry_failure,
 )
 from pyggml.generation.speculation import Speculator
 from pyggml.model import Model
@@ -137,7 +137,7 @@ class Scheduler:
         self._admit()
         if pieces := self._pieces():
             self._shift(pieces)
-            of_slots = self._feed(pieces)
+            of_slots = self._logits_of(pieces)
             for active, ids in pieces.items():
                 logits = of_slots[active.slot]
                 if active.reads:
@@ -148,7 +148,7 @@ class Scheduler:
                     self._take(active, logits)
         return bool(self._active or self._waiting)
 
-    def _feed(self, pieces: Mapping[_Active, np.ndarray]) -> dict[Slot, np.ndarray]:
+    def _logits_of(self, pieces: Mapping[_Active, np.ndarray]) -> dict[Slot, np.ndarray]:
         """The logits of a pass (Speculator.feed), and how long it took."""
         fed = {active.slot: ids for active, ids in pieces.items()}
         answers = {
@@ -212,7 +212,7 @@ class Scheduler:
         now = time.monotonic()
         for request in [r for r in self._waiting if r.deadline <= now]:
             self._waiting.remove(request)
-            request.tell(expired())
+            request.tell(expiry_failure())
         for active in [a for a in self._active if a.request.deadline <= now]:
             self._end(active, RequestExpired("the request's time has ended"))
 

@@ -128,7 +128,7 @@ def started(
     first = Voice("tiny", base, writer, batch.n_ctx, controls or Controls())
 
     def with_files(name, voice, *files):
-        return voice.adapted(name, files, writer)
+        return voice.with_adapters(name, files, writer)
 
     voices = Voices()
     voices.add("tiny", lambda: first)
