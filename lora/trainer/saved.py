@@ -61,6 +61,11 @@ class SavedRun(RunPlan):
         best = self.history.best
         return best.step if self._best.is_taken and best is not None else self.progress.step
 
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether an error has left the parameters half of one step, half of the next."""
+        return self._updating and not self._best.is_taken
+
     def _save(self, report: Callback) -> None:
         """Write a checkpoint, if the settings ask for them and this step has none yet."""
         step = self.progress.step

@@ -9,8 +9,10 @@ import pytest
 
 import pyggml as library
 from pyggml import gguf
+from pyggml.errors import PyggmlError
 from pyggml.gguf import reader
 from pyggml.lora import Trainer
+from pyggml.lora.optim import FlatOptimiser
 
 
 def an_adapter():
@@ -69,6 +71,25 @@ def test_a_full_disk_leaves_the_older_file_and_saves_the_work(
         assert library.load(tiny, rescue[-1]).adapters
     else:
         assert rescue == []
+
+
+def test_numbers_of_half_a_step_are_not_saved(finetune, monkeypatch):
+    """An error after steps within the backward pass; those after it begin when all is well."""
+    lengths = []
+
+    def check_length(self, norm):
+        lengths.append(norm)
+        if len(lengths) == 3:
+            raise PyggmlError("the gradient is too long")
+
+    monkeypatch.setattr(FlatOptimiser, "check_length", check_length)
+    for options, end in (
+        ((), "; the adapter of step 2 was saved as "),
+        (("--step-in-backward",), "; the adapter was not saved: half of the step had changed it"),
+    ):
+        ended = finetune(*options, "--grad-accum", 1)
+        assert ended.code == 2 and f"the gradient is too long{end}" in ended.err
+        lengths.clear()
 
 
 def test_a_disk_that_is_too_small_is_noticed_before(finetune, monkeypatch):

@@ -156,11 +156,14 @@ def rescue(trained: Trained, trainer: Trainer, meter: Meter, path: Path) -> list
     """Save the result in a temporary folder, so that an error costs no work; with `--keep-best` the
     best so far.
 
-    Returns a clause that says where; an empty list if no step was made or there was no room.
+    Returns a clause that says where, or that half of a step has changed the numbers; an empty list
+    if no step was made or there was no room.
     """
     if meter.last is None:
         return []
     trainer.take_best()
+    if trainer.is_between_steps:
+        return [f"the {_word(trained)} was not saved: half of the step had changed it"]
     spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
     try:
         _write(trained, spare, trainer.parameters.metadata)

@@ -49,7 +49,7 @@ from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 FORWARD_COLUMNS, FORWARD_DEPTH = 128, 3072
 BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
 PIECE = 512
-UNPACKING = 36  # rows of A: as long takes a weight to be unpacked
+UNPACKING = 36  # rows of A take as long as to unpack the weights (Q4_K on a Xeon: 7 % of 512)
 
 
 class TileProduct(Product, Beside):
