@@ -89,7 +89,8 @@ class RunPlan:
     def reserve(self) -> RunMemory:
         """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
         leaves = {leaf for part in self.passes.parts for leaf in part.leaves if is_constant(leaf)}
-        weights = sum(t.n_bytes for t in leaves | {*self.model.parts.weights.values()})
+        leaves |= {t for t in self.model.parts.weights.values() if t.op is None}
+        weights = sum(t.n_bytes for t in leaves)
         held = held_bytes(self.parameters, self.config, self.ranks)
         return RunMemory(self.passes.n_bytes, held, weights)
 

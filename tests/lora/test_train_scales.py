@@ -87,6 +87,8 @@ def test_the_gradient_is_that_of_the_weights_themselves(packed, tmp_path):
 def test_a_run_lowers_the_loss_and_its_file_is_the_model(packed, corpus_of, tmp_path):
     before, events = packed.read_bytes(), []
     trained, trainer = run_of(packed, corpus_of(10), epochs=5)
+    with gguf.open(packed) as file:  # which each matrix stands in once
+        assert trainer.reserve().weights == sum(info.n_bytes for info in file.tensors.values())
     trainer.run(events.append)
     made = steps(events)
     assert np.mean([e.loss for e in made[-5:]]) < np.mean([e.loss for e in made[:5]])
