@@ -11,6 +11,12 @@ from pathlib import Path
 
 import pytest
 from extras import EXTRAS, summary
+from kinds import KINDS
+from tiny_models import zero_parts
+
+from pyggml.graph.dtypes import I32
+from pyggml.graph.tensor import zeros
+from pyggml.models import ARCHITECTURES, Inputs, build_loss
 
 HERE = Path(__file__).parent
 NO_ROOMS = {"golden", "support"}
@@ -37,6 +43,17 @@ def test_every_folder_of_tests_has_quick_ones():
 def has_quick_tests(path):
     text = path.read_text("utf-8")
     return "pytest.mark.quick" in text or "from cases import cases" in text
+
+
+def test_kinds_of_architectures_stand_for_all():
+    """Each pair of an op and one that reads its result is in one of them."""
+    pairs = {}
+    for name in ARCHITECTURES:
+        targets, share = zeros((9,), I32), zeros((9,))
+        graph = build_loss(zero_parts(name, n_vocab=11), Inputs.empty(9), targets, share)
+        pairs[name] = {(s.op and s.op.name, t.op.name) for t in graph.nodes for s in t.src}
+    among_kinds = set().union(*(pairs[name] for name in KINDS))
+    assert not {name for name in pairs if pairs[name] - among_kinds}
 
 
 @pytest.mark.quick

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from kinds import each_kind
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Batch, Session
 from pyggml.generation.passes import TokenPasses
-from pyggml.models import ARCHITECTURES
 
 FIXTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "granite")
 FIXTURES += ("olmo2", "smollm3", "gpt2", "lfm2", "mamba")
@@ -47,7 +47,7 @@ def check_against_alone(model, n_ctx):
     assert_same(found[slots[2]], alone[2].feed(texts[2][11:]))
 
 
-@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", each_kind())
 def test_every_architecture_in_a_batch(architecture, tiny):
     check_against_alone(pyggml.load(tiny(architecture), compute="f32"), 24)
 

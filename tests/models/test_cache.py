@@ -8,7 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from cases import cases
+from kinds import each_kind
 from separate_cpu import SeparateCPU
 
 import pyggml
@@ -17,7 +17,6 @@ from pyggml.generation import Batch, Session, passes
 from pyggml.graph.dtypes import F16, F32
 from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.gemm import CHOSEN
-from pyggml.models import ARCHITECTURES
 
 SOME = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe")
 FILES = [(a, k) for a in SOME for k in ("F16", "Q8_0", "Q4_K_M")]
@@ -29,7 +28,7 @@ def assert_same(found, wanted):
     assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["llama", "qwen3", "mamba"]))
+@pytest.mark.parametrize("architecture", each_kind(quick=("llama", "qwen3", "mamba")))
 def test_every_architecture_remembers(architecture, tiny):
     """Windows and layers without rotary positions included."""
     model = pyggml.load(tiny(architecture), compute="f32")

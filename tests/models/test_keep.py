@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kinds import each_kind
 
 import pyggml
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
@@ -11,7 +12,7 @@ from pyggml.graph.tensor import leaf, zeros
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.data import WindowBatch
 from pyggml.lora.trainer.passes import Passes
-from pyggml.models import ARCHITECTURES, Inputs, build_loss
+from pyggml.models import Inputs, build_loss
 
 CTX, N_VOCAB = 12, 11
 LEFT = {"gemma3n": 1, "gemma4": 5}  # for later layers: their inputs; keys and values of two layers
@@ -55,7 +56,7 @@ def keep_as(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [F32, BF16], ids=repr)
-@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", each_kind())
 def test_what_is_kept_changes_no_bit(architecture, kind, tiny, keep_as):
     keep_as(kind)
     path, found = tiny(architecture), {}
@@ -80,7 +81,7 @@ def test_nor_does_it_with_whole_logits(tiny):
     np.testing.assert_array_equal(found[2], found[0])
 
 
-@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", each_kind())
 def test_the_inside_of_a_layer_is_not_kept(architecture, tiny):
     path = tiny(architecture)
     graph = passes_of(path, Keep.LAYERS)[0].training.graph
@@ -141,7 +142,7 @@ def test_validation_keeps_nothing(kind, tiny, keep_as):
     assert not any(t.dtype is BF16 for t in validation)
 
 
-@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", each_kind())
 def test_gradients_of_what_was_rounded_are_near(architecture, tiny, keep_as):
     """The loss is the same; the gradients, here of few and large numbers, bear that their sources
     were rounded to eight bits."""

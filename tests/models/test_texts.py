@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tiny_models
-from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kinds import each_kind
 
 import pyggml
 from pyggml import At
@@ -13,7 +13,6 @@ from pyggml import functions as F
 from pyggml.errors import ConfigError, DataError, ShapeError
 from pyggml.generation import Batch
 from pyggml.lora import LoraConfig, attach
-from pyggml.models import ARCHITECTURES
 from pyggml.models.taps import fits
 
 N_VOCAB = 11
@@ -46,13 +45,7 @@ def difference(t):
 # -- values ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        *cases(KINDS, ["llama", "mamba2"]),
-        *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES if a not in KINDS),
-    ],
-)
+@pytest.mark.parametrize("architecture", each_kind(KINDS, quick=("llama", "mamba2")))
 def test_logits_and_activations_are_those_of_each_text(architecture, open_tiny):
     model = open_tiny(architecture)
     wanted = "blk.*.out", "*attn_pattern", "*attn_head.1"

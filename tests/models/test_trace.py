@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kinds import each_kind
 from tiny_models import zero_parts
 
 import pyggml
@@ -55,7 +56,7 @@ def test_names_are_unique_and_alike_in_every_architecture(architecture):
     assert all(t.shape[0] == 3 for t in taps.read.values())
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", each_kind())
 def test_what_is_made_on_demand_is_offered_and_made(architecture):
     """With it the graph is built; each head has its part of what all heads have."""
     parts, offered = zero_parts(architecture, N_VOCAB), Taps([])
@@ -72,7 +73,7 @@ def test_what_is_made_on_demand_is_offered_and_made(architecture):
             assert not (f"{at}{of}" in taps.read and missing), (at, missing)
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", each_kind())
 def test_a_model_without_a_trace_has_the_same_plan(architecture):
     """Taps that name nothing change no node, so neither does their absence."""
     parts = zero_parts(architecture, N_VOCAB)
