@@ -282,8 +282,9 @@ RUNS = [
 
 @pytest.mark.parametrize("lora", RUNS, ids=["patterns", "pissa", "dora"])
 def test_a_resumed_run_is_the_same_run(trainer_of, tmp_path, lora):
-    """Also with other threads, and with layers computed again."""
+    """Also with other threads, with layers computed again, and with noise on the embeddings."""
     settings = {"lora": lora, "batch": 2, "grad_accum": 2, "max_steps": 4, "weight_decay": 0.1}
+    settings["neftune_alpha"] = 5.0
     whole, events = trainer_of(**settings), []
     whole.run(events.append)
     first = trainer_of(**settings, checkpoint_dir=str(tmp_path), grad_checkpointing=True, threads=1)

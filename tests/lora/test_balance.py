@@ -92,14 +92,13 @@ def test_routers_become_more_even(mixture_of):
     assert last[1] < last[0] - 0.3  # 2 where all are loaded alike
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_resumed_and_checkpointed_runs_are_the_same(mixture_of, tmp_path, checkpointing):
+def test_a_resumed_run_with_layers_computed_again_is_the_same(mixture_of, tmp_path):
     settings = {"router_aux_loss_coef": 0.1}
     whole = mixture_of(**settings)
     whole.run()
     first = mixture_of(**settings, checkpoint_dir=str(tmp_path))
     first.run(lambda event: first.stop() if first.progress.step == 2 else None)
-    second = mixture_of(**settings, grad_checkpointing=checkpointing)
+    second = mixture_of(**settings, grad_checkpointing=True)
     second.resume(tmp_path / "step-00000002.gguf")
     second.run()
     assert state(second) == state(whole)

@@ -71,20 +71,6 @@ def test_a_run_over_weighted_windows_resumes_bit_for_bit(trainer_of, corpus_of, 
         plain.resume(folder / f"step-{at:08d}.gguf")
 
 
-def test_a_run_resumes_with_layers_computed_again(trainer_of, tmp_path):
-    settings = {"batch": 2, "grad_accum": 2, "epochs": 2, "seed": 5}
-    whole = trainer_of(**settings)
-    whole.run()
-    first = trainer_of(**settings, checkpoint_dir=str(tmp_path), grad_checkpointing=True)
-    first.run(stop_at(first, 2, "flag"))
-    second = trainer_of(**settings, checkpoint_dir=str(tmp_path))
-    second.resume(tmp_path / "step-00000002.gguf")
-    assert second.run()
-    assert state(second) == state(whole)
-    nodes = [len(t.passes.training.graph.nodes) for t in (first, second)]
-    assert nodes[0] > nodes[1]
-
-
 def test_ctrl_c_in_the_middle_of_a_step_goes_back_to_the_last_whole_one(trainer_of, tmp_path):
     trainer = trainer_of(checkpoint_dir=str(tmp_path), grad_accum=2, max_steps=3)
     trainer.run(stop_at(trainer, 1, "flag"))
