@@ -2,12 +2,17 @@
 
 import signal
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 from tiny_models import TOKENS, VOCABULARY, write_llama
 
 from pyggml.cli import __main__ as cli
 from pyggml.lora import Trainer
+from pyggml.lora.data import languages
+
+# A process that trains once lets go of it; unpacking it in each run takes half as long as the run.
+languages._identifier = cache(languages._identifier)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from pyggml.kernels.gemm.few import FEW
 from pyggml.kernels.gemm.paths import PATHS
 from pyggml.kernels.gemm.several import MOST
 from pyggml.kernels.gemm.thin import WIDEST
-from pyggml.quants import quantize
+from pyggml.quants.scales import scale_places
 
 from measures import nmse
 
@@ -126,10 +126,16 @@ def operands(p, rng):
     if p.form == "strided":
         a = numbers(rng, (p.n_batches, p.m, p.k), p.a_in_columns)
         return (p.n_batches, p.m, p.n), a, numbers(rng, (p.n_batches, p.n, p.k), p.b_in_columns)
-    plain = numbers(rng, (p.n, p.k) if p.form == "mul_mat" else (p.k, p.n))
-    kind = p.weight_type
-    raw = plain if kind.name == "F32" else quantize(plain, kind.name)
-    return (p.m, p.n), numbers(rng, (p.m, p.k)), raw.view(kind.numpy)
+    shape, kind = (p.n, p.k) if p.form == "mul_mat" else (p.k, p.n), p.weight_type
+    w = blocks(rng, shape, kind) if kind.quantised else numbers(rng, shape).astype(kind.numpy)
+    return (p.m, p.n), numbers(rng, (p.m, p.k)), w
+
+
+def blocks(rng, shape, kind):
+    """All bits at random, but that scales are below two: packing compiles for seconds."""
+    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // kind.block, kind.block_bytes), np.uint8)
+    raw[..., scale_places(kind.name)[:, -1, 0]] &= 0xBF
+    return raw.reshape(*shape[:-1], -1)
 
 
 def numbers(rng, shape, in_columns=False):
