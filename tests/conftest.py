@@ -149,6 +149,14 @@ def pytest_testnodedown(node):
     node.config.stash[GRADIENTS].update(getattr(node, "workeroutput", {}).get("gradients", {}))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def young_heap():
+    """What earlier files left, compiled code above all, stays: no garbage collector of a later one
+    looks through it. A run of training collects four times."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def gradients(request):
     """Op name -> how many of its gradients were compared with a slope in this session."""

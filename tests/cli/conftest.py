@@ -76,6 +76,12 @@ def own_cache(monkeypatch, tmp_path_factory):
     monkeypatch.setattr("pyggml.cli.commands.finetune.job.user_cache", lambda: folder)
 
 
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch):
+    """A run that shows what it learned writes this many tokens, of 60."""
+    monkeypatch.setattr("pyggml.cli.terminal.samples.N_TOKENS", 8)
+
+
 @pytest.fixture
 def finetune(pyggml, tiny, text, tmp_path):
     """Runs a short `pyggml finetune` over the tiny model; options given later win."""

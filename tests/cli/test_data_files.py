@@ -95,7 +95,6 @@ def command(request):
 def read(command, pyggml, model, tmp_path_factory, monkeypatch):
     """read(data): how the command ended, and what it made of the data."""
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    monkeypatch.setattr("pyggml.cli.terminal.samples.N_TOKENS", 1)  # of an answer of finetune
     return lambda data: COMMANDS[command](pyggml, model, data, tmp_path_factory.mktemp("made"))
 
 
@@ -126,6 +125,8 @@ FORMS = {
     "b.parquet": parquet,
 }
 NESTED = ("csv", "tsv", "by-name", "parquet")  # what holds no lists, or is tried with one kind
+# A run takes a second. It reads by the same door, so some forms do; the others are perplexity's.
+TRAINED = ("bom.jsonl", "objects-over-lines.jsonl", "b.csv", "b.parquet")
 
 
 @pytest.mark.parametrize("records", [ROWS, CHATS], ids=["rows", "chats"])
@@ -137,6 +138,8 @@ def test_the_same_rows_are_the_same_in_every_form(read, command, records, tmp_pa
     assert ended.code == 0 and wanted, ended.err
     for name, written in FORMS.items():
         if records is CHATS and any(word in name for word in NESTED):
+            continue
+        if command == "finetune" and name not in TRAINED:
             continue
         content = written(records)
         path = tmp_path / name
