@@ -17,14 +17,22 @@ BEST, LATER = 2, 4
 RUN = ("--lr-scheduler", "constant", "--warmup-steps", 0, "--val-every", 1)
 
 
+@pytest.fixture(scope="module")
+def adapters():
+    """Number of steps -> the bytes that such a run wrote."""
+    return {}
+
+
 @pytest.fixture
-def adapter_of(finetune, tmp_path):
+def adapter_of(finetune, tmp_path, adapters):
     """What a run of so many steps writes, which does not depend on how long it might have been."""
 
     def read(step):
-        path = tmp_path / f"{step}.gguf"
-        assert finetune(*RUN, "--max-steps", step, output=path).code == 0
-        return path.read_bytes()
+        if step not in adapters:
+            path = tmp_path / f"{step}.gguf"
+            assert finetune(*RUN, "--max-steps", step, output=path).code == 0
+            adapters[step] = path.read_bytes()
+        return adapters[step]
 
     return read
 
