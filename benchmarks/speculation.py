@@ -20,7 +20,8 @@ from pyggml.generation import Completion, Sampling, Session
 from turns import Runner
 
 ROOT = Path(__file__).parents[1]
-SIDES = ("plain", "ngram", "draft", "both")
+SIDES = ("plain", "default", "ngram", "draft", "both")
+NGRAM = {"plain": False, "default": None, "draft": False}
 
 
 def arguments():
@@ -50,7 +51,7 @@ def texts_of(given):
 def measure(model, draft, given, text):
     """Seconds a token after the first, and the tokens drafted and accepted."""
     prompt = model.tokenizer.encode(text)[: given.n_prompt]
-    ngram = given.side in ("ngram", "both")
+    ngram = NGRAM.get(given.side, True)
     how = Sampling(temperature=given.temp, seed=1, ngram=ngram, draft_max=given.draft_max)
     completion = Completion(model.tokenizer, how, prompt, given.n_tokens)
     session = Session(model, len(prompt) + given.n_tokens, draft=draft)
@@ -89,7 +90,7 @@ def main():
     if given.side:
         one_side(given)
         return
-    sides = SIDES if given.draft else SIDES[:2]
+    sides = SIDES if given.draft else SIDES[:3]
     runners = {
         side: Runner(sys.executable, Path(__file__), *sys.argv[1:], "--side", side)
         for side in sides

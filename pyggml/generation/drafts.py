@@ -26,13 +26,15 @@ def chance_after(chance: float, accepted: bool) -> float:
 class LookUp:
     """Prompt look-up: after the last tokens comes what came after them before (Saxena 2023).
 
-    chance   that its next guess is right: how often those by n-grams of this order were, lately
+    chance    that its next guess is right: how often those by n-grams of this order were, lately
+    n_right   guesses that were
     """
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # where that which followed an n-gram begins
         self._chances = dict.fromkeys(ORDERS, FIRST_CHANCE)
+        self.n_right = 0
         self._order, self._at = 0, 0  # of the n-gram that was there before; 0: none was
 
     @property
@@ -44,6 +46,7 @@ class LookUp:
         for token in tokens:
             if self._order:
                 accepted = self._tokens[self._at] == token
+                self.n_right += accepted
                 self._chances[self._order] = chance_after(self.chance, accepted)
             self._tokens.append(token)
             self._order = 0

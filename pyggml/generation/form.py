@@ -34,6 +34,9 @@ _BEFORE = 16  # tokens of a prompt's end that may open a thought
 _SPACE = (
     r"( |\n{1,2}[ \t]{0,20})"  # between parts of JSON, as in llama.cpp: models write no end of it
 )
+# In Lark's form: texts and classes, which stay, and any character; in llama.cpp a new line is one.
+_ANY = re.compile(r'("(?:[^"\\]|\\.)*"|/\[(?:[^\]\\]|\\.)*\]/)|/\./')
+_TOKEN = re.compile(r"(?:^|[\s(|])(!?<\[?\w+\]?>)")  # of llama.cpp's vocabulary, by name or id
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
@@ -260,8 +263,13 @@ def _read_grammar(text: str) -> str:
     except (RecursionError, IndexError, KeyError):
         raise ValueError("is no GBNF, or nested too deeply") from None
     except Exception as error:  # of a class of its own, with the place
+        token = _TOKEN.search(text)
+        if token:
+            raise ValueError(f"has {token[1]}, wanted characters: tokens have no names") from None
         raise ValueError(str(error)) from None
-    return _llguidance().LLMatcher.grammar_from_lark(lark)
+    return _llguidance().LLMatcher.grammar_from_lark(
+        _ANY.sub(lambda match: match[1] or "/(?s:.)/", lark)
+    )
 
 
 def _character(escape: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ A draft of k tokens, each of which is accepted with probability a if those befor
 The lengths are those with the most tokens a second; without a gain they are 0.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,11 +20,13 @@ class Offer:
     chance   that a token of it is accepted if those before it were
     most     tokens
     seconds  that each token takes to draft; those of several sequences are drafted together
+    n_right  guesses like these that were right so far, or tokens that may come if these are fewer
     """
 
     chance: float
     most: int
     seconds: float = 0.0
+    n_right: float = math.inf
 
 
 class PassCosts:
@@ -34,6 +37,7 @@ class PassCosts:
         self._seconds: dict[int, float] = {}
         self._last: dict[int, int] = {}  # number of the pass that was noted last, by size
         self._n = 0
+        self._binding = 0.0  # of the program of a new size, and its first pass
 
     def note(self, n_tokens: int, seconds: float) -> None:
         """What a pass took. The first of a size does not count: its program was bound."""
@@ -41,6 +45,8 @@ class PassCosts:
         if n_tokens in self._last:
             before = self._seconds.get(n_tokens, seconds)
             self._seconds[n_tokens] = before + _WEIGHT * (seconds - before)
+        else:
+            self._binding = seconds
         self._last[n_tokens] = self._n
 
     def seconds(self, n_tokens: int) -> float | None:
@@ -49,10 +55,17 @@ class PassCosts:
             self._seconds.pop(n_tokens, None)
         return self._seconds.get(n_tokens)
 
+    def affords(self, n: int, n_tokens: int, n_right: float) -> bool:
+        """Whether a pass of n tokens was there before, or the time that n_right guesses save, half
+        a pass each, would pay twice for the programs of the sizes from n_tokens to n."""
+        saved = n_right * (self.seconds(n_tokens) or 0.0) / 2
+        return n in self._last or saved >= 2 * self._binding * (n - n_tokens)
+
     def lengths(self, n_tokens: int, offers: Sequence[Offer]) -> list[int]:
         """How many tokens of each offer are worth it beside the n_tokens that a pass has anyway.
 
-        A size that was not measured is taken to cost what the next smaller one does, so that it is.
+        A size that was not measured is taken to cost what the next smaller one does, so that it is;
+        but not before it affords its program.
         """
         lengths, best = [0] * len(offers), [0] * len(offers)
         seconds = self.seconds(n_tokens)
@@ -61,7 +74,10 @@ class PassCosts:
         gains = [(o.chance**j, i) for i, o in enumerate(offers) for j in range(1, o.most + 1)]
         expected = float(max(1, len(offers)))
         rate = expected / seconds
+        n_right = sum(offer.n_right for offer in offers)
         for n, (gain, i) in enumerate(sorted(gains, reverse=True), n_tokens + 1):
+            if not self.affords(n, n_tokens, n_right):
+                break
             expected, lengths[i] = expected + gain, lengths[i] + 1
             seconds = self.seconds(n) or seconds
             drafting = max(o.seconds * k for o, k in zip(offers, lengths, strict=True))

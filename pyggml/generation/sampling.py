@@ -164,12 +164,15 @@ class Sampling(Settings):
         group="sampling",
         like="",
     )
-    ngram: bool = setting(
-        False,
+    ngram: bool | None = setting(
+        None,
         "look the last tokens up in the text so far, guess that what followed them follows again, "
-        "and check several guesses in one pass where that is faster; the text stays the same",
+        "and check several guesses in one pass where that is faster; the text stays the same. "
+        "Without the option only where that leaves every bit: of one answer alone, on the CPU, "
+        "without a form",
         group="sampling",
         brief="faster where text repeats itself; the same text",
+        like=False,
     )
     draft_max: int = setting(
         ALIKE - 1,

@@ -87,8 +87,9 @@ class Session:
             return
         slot = self._slot
         while completion.finish is None:
-            rows = self.feed(tokens)[None] if not guesses else None
-            if rows is None:
+            if not guesses or self.speculator.rests(completion):
+                rows = self.feed(tokens)[None]
+            else:
                 rows = self.speculator.feed({slot: tokens}, {slot: completion})[slot]
             is_full = self.n_past == self.n_ctx
             tokens = yield from self.speculator.verify(slot, completion, rows)

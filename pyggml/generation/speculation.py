@@ -11,6 +11,10 @@ with min(1, p(x) / q(x)) and else to draw from (p − q)+, where the draft is gi
 draw from p is x with p(x), and else one of p without x. A draft model chooses with the draws that
 the answer will have, so that both tend to choose alike at any temperature.
 
+Nobody has to ask for the look-up. Every few tokens it reads what came, and says how much of that it
+would have guessed; while that is little, a pass costs what it does without. Drafts begin where what
+they save pays for the programs that they need, and last while they bring more tokens a second.
+
 gain     how long a draft is worth its pass
 drafts   where drafts come from
 """
@@ -37,11 +41,16 @@ from pyggml.generation.drafts import (
 )
 from pyggml.generation.gain import Offer, PassCosts
 from pyggml.generation.sampler import Sampler
+from pyggml.generation.sampling import ALIKE
 from pyggml.model import Model
 
 if TYPE_CHECKING:
     from pyggml.generation.completion import Completion, Piece
 
+_NOTHING = Offer(0.0, 0)
+_BEGUN = 4  # tokens of an answer, whose passes are measured
+_PERIOD = 16  # tokens
+_FEWEST = 4  # one of so many tokens was guessed right in a text that repeats itself
 _REST = 1 / 64  # of the way back to FIRST_CHANCE, in a pass without a draft of the draft model
 
 
@@ -49,13 +58,23 @@ _REST = 1 / 64  # of the way back to FIRST_CHANCE, in a pass without a draft of 
 class _Guesses:
     """What is guessed of one answer.
 
+    asked      whether its text is looked up as somebody asked for it, and not only by itself
+    looks      whether its text is looked up
     look_up    over its prompt and what it has so far, of which n_seen tokens of the answer
+    ends       of the answer's tokens, where it is looked anew whether guesses pay: enough of the
+               last ones were guessed right, to afford a pass with a draft. Unasked they wait for it
+    n_right    of its guesses, where that was looked at last
     chance     that a token of the draft model is accepted
     by_model   whether the draft that was fed is the draft model's
     """
 
+    asked: bool
+    looks: bool
     look_up: LookUp = field(default_factory=LookUp)
     n_seen: int = -1
+    ends: int = _BEGUN
+    pays: bool = False
+    n_right: int = 0
     chance: float = FIRST_CHANCE
     by_model: bool = False
 
@@ -78,12 +97,30 @@ class Speculator:
         if draft is not None:
             check_goes_back(batch.model)
         self._model = None if draft is None else DraftModel(draft, batch)
+        self._n_right = 0  # guesses that came true, drafted or not
 
     def guesses(self, completion: Completion) -> bool:
         """Whether tokens of an answer are guessed. None in a deterministic batch: how many depends
         on how long passes take, and not every product gives a token the bits that it has alone."""
-        looks = _looks_up(completion) or self._model is not None
+        looks = self._model is not None or self._of(completion).looks
         return looks and completion.how.draft_max > 0 and not self.batch.deterministic
+
+    def _of(self, completion: Completion) -> _Guesses:
+        """What is guessed of an answer. Text is looked up without being asked for where that leaves
+        every bit: not on a card, nor in a form, whose forced tokens go in passes of any length."""
+        guess = self._of_answers.get(completion)
+        if guess is None:
+            how = completion.how
+            asked = bool(how.ngram or completion.predicted)
+            unasked = how.ngram is None and not how.has_form and _keeps_bits(self.batch.model)
+            guess = self._of_answers[completion] = _Guesses(asked, asked or unasked)
+        return guess
+
+    def rests(self, completion: Completion) -> bool:
+        """Whether the next pass of an answer has no draft, and nothing is to be learned of it."""
+        guess = self._of(completion)
+        unasked = self._model is None and not guess.asked and not guess.pays
+        return unasked and _BEGUN <= len(completion.tokens) < guess.ends
 
     def release(self) -> None:
         """Free the draft model's cache."""
@@ -103,18 +140,19 @@ class Speculator:
         and after each one of its draft. In a pass that reads prompts nothing is drafted.
         """
         writes = len(answers) == len(pieces) and all(each.tokens for each in answers.values())
-        guesses = {slot: each for slot, each in answers.items() if writes and self.guesses(each)}
+        guesses = self._guessed(pieces, answers) if writes else {}
         drafts = self._drafts(pieces, guesses) if guesses else {}
-        fed = {slot: [*ids, *drafts.get(slot, ())] for slot, ids in pieces.items()}
+        fed = {s: [*ids, *drafts[s]] if s in drafts else ids for s, ids in pieces.items()}
         start = perf_counter()
-        logits = self.batch.feed(fed if drafts else pieces, {*every, *drafts})
+        logits = self.batch.feed(fed, {*every, *drafts})
         if guesses:
             self._costs.note(sum(map(len, fed.values())), perf_counter() - start)
-        rows = {slot: -1 - len(drafts.get(slot, ())) for slot in answers}
-        return logits | {
-            slot: logits[slot][n:] if slot in drafts or slot in every else logits[slot][None]
-            for slot, n in rows.items()
-        }
+        for slot in answers:
+            if slot in drafts:
+                logits[slot] = logits[slot][-1 - len(drafts[slot]) :]
+            else:
+                logits[slot] = logits[slot][-1:] if slot in every else logits[slot][None]
+        return logits
 
     def verify(
         self, slot: Slot, completion: Completion, logits: np.ndarray
@@ -145,12 +183,23 @@ class Speculator:
 
     # -- drafts -----------------------------------------------------------------------------
 
+    def _guessed(
+        self, pieces: Mapping[Slot, Tokens], answers: Mapping[Slot, Completion]
+    ) -> dict[Slot, Completion]:
+        """The answers of which tokens are guessed in this pass; unasked, of one that is alone."""
+        guesses = {slot: each for slot, each in answers.items() if self.guesses(each)}
+        if len(pieces) == 1:
+            return {slot: each for slot, each in guesses.items() if not self.rests(each)}
+        return {s: each for s, each in guesses.items() if self._model or self._of(each).asked}
+
     def _drafts(
         self, pieces: Mapping[Slot, Tokens], answers: Mapping[Slot, Completion]
     ) -> dict[Slot, list[int]]:
         """Drafts of those slots in which one is worth it."""
-        offers = {slot: self._offer(slot, pieces[slot], each) for slot, each in answers.items()}
         n_tokens = sum(map(len, pieces.values()))
+        offers = {s: self._offer(s, pieces[s], each, n_tokens) for s, each in answers.items()}
+        if not any(offer.most for offer in offers.values()):
+            return {}
         lengths = dict(zip(offers, self._costs.lengths(n_tokens, [*offers.values()]), strict=True))
         drafts = dict[Slot, list[int]]()
         jobs = dict[Slot, tuple[list[int], Sampler, int]]()
@@ -167,21 +216,41 @@ class Speculator:
         drafts = {slot: answers[slot].in_form(ids) for slot, ids in drafts.items()}
         return {slot: ids for slot, ids in drafts.items() if ids}
 
-    def _offer(self, slot: Slot, piece: Tokens, completion: Completion) -> Offer:
-        """What can be drafted of an answer. What repeats itself is looked up, at no cost."""
-        guess = self._of_answers.setdefault(completion, _Guesses())
-        if _looks_up(completion):
-            begun = guess.n_seen >= 0
-            new = completion.tokens[guess.n_seen :] if begun else [*slot.tokens, *piece]
-            guess.look_up.extend([] if begun else [*completion.predicted[-MOST_SEEN:]])
-            guess.look_up.extend([*map(int, new[-MOST_SEEN:])])
-            guess.n_seen = len(completion.tokens)
+    def _offer(self, slot: Slot, piece: Tokens, completion: Completion, n_tokens: int) -> Offer:
+        """What can be drafted of an answer, in a pass that has n_tokens anyway. What repeats itself
+        is looked up, at no cost."""
+        guess = self._of(completion)
+        if guess.looks:
+            self._look_up(guess, completion, [*slot.tokens, *piece] if guess.n_seen < 0 else ())
+        may_look = guess.looks and (guess.asked or guess.pays)
+        chance = guess.look_up.chance if may_look else 0.0
+        guess.by_model = not chance and self._model is not None
+        if not chance and not guess.by_model:
+            return _NOTHING
         most = self._room(slot, len(piece), completion)
-        guess.by_model = not guess.look_up.chance and self._model is not None
         if guess.by_model:
             assert self._model is not None
             return Offer(guess.chance, most, self._model.seconds)
-        return Offer(guess.look_up.chance, most if guess.look_up.chance else 0)
+        most = most if guess.asked else max(0, min(most, ALIKE - n_tokens))
+        return Offer(chance, most, n_right=min(self._n_right, completion.n_left))
+
+    def _look_up(self, guess: _Guesses, completion: Completion, prompt: Tokens) -> None:
+        """Bring the look-up of an answer up to its last token. prompt: what it begins with."""
+        look_up, n = guess.look_up, len(completion.tokens)
+        if guess.n_seen < 0:
+            look_up.extend([*completion.predicted[-MOST_SEEN:]])
+            look_up.extend([*map(int, prompt[-MOST_SEEN:])])
+            guess.n_right, guess.ends = look_up.n_right, n + _PERIOD
+        else:
+            look_up.extend(completion.tokens[guess.n_seen :])
+        guess.n_seen = n
+        if n >= guess.ends:
+            n_right = look_up.n_right - guess.n_right
+            repeats = n_right * _FEWEST >= n + _PERIOD - guess.ends
+            self._n_right += n_right if repeats else 0
+            n_saved = min(self._n_right, completion.n_left)
+            guess.pays = repeats and self._costs.affords(2, 1, n_saved)
+            guess.n_right, guess.ends = look_up.n_right, n + _PERIOD
 
     def _room(self, slot: Slot, n: int, completion: Completion) -> int:
         """The most tokens of a draft behind n of a slot. None where a trace reads what is fed, and
@@ -197,11 +266,11 @@ class Speculator:
     def _note(self, completion: Completion, n_drafted: int, n_right: int) -> None:
         self.n_drafted += n_drafted
         self.n_accepted += n_right
-        guess = self._of_answers.setdefault(completion, _Guesses())
+        guess = self._of(completion)
         for i in range(min(n_right + 1, n_drafted) if guess.by_model else 0):
             guess.chance = chance_after(guess.chance, i < n_right)
 
 
-def _looks_up(completion: Completion) -> bool:
-    """Whether guesses come from the text so far, or from one that was predicted."""
-    return completion.how.ngram or bool(completion.predicted)
+def _keeps_bits(model: Model) -> bool:
+    """Whether passes of up to ALIKE tokens give each one the bits that it has alone."""
+    return model.batches and all(each.is_host for each in model.devices.backends)

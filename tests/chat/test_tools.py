@@ -269,6 +269,55 @@ def test_a_template_has_its_marks_of_thoughts(name, opening, of_family):
 # -- faults that others had ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"type": "function", "name": "get_weather", "parameters": {"city": "Rome"}}',
+        '{"name": "get_weather", "parameters": {"city": "Rome"}, "type": "function"}',
+        '{"parameters": {"city": "Rome"}, "type": "function", "name": "get_weather"}',
+        '{"type": "function", "function": "get_weather", "parameters": {"city": "Rome"}}',
+        '{"type": "function", "function": {"name": "get_weather", "parameters": {"city": "Rome"}}}',
+    ],
+)
+def test_a_call_s_object_may_say_its_type_anywhere(call):
+    """llama.cpp 24329: of Llama 3.3 the answer came back empty, without an error."""
+    assert reads(reader_of(of("Llama")), call) == ("", "", ONE)
+    broken = call.replace('"get_weather"', "get_weather")
+    assert reads(reader_of(of("Llama")), broken) == ("", broken, [])
+
+
+LOGIN = {"password": {"type": "string"}, "password_file": {"type": "string"}}
+LOGIN = {"type": "function", "function": {"name": "login", "parameters": {"properties": LOGIN}}}
+
+
+def test_a_name_that_begins_as_another_and_calls_without_a_mark():
+    """llama.cpp 23838, mended in 26960: an argument was taken for a shorter one; 24071:
+    LFM2.5 may leave the mark out, and brackets in text are no calls."""
+    calls = [("login", '{"password_file": "a", "password": "b"}')]
+    for found in (
+        "<|tool_call_start|>[login(password_file='a', password='b')]<|tool_call_end|>",
+        "[login(password_file='a', password='b')]",
+        "login(password_file='a', password='b')",
+    ):
+        result = reads(reader_of(of("LFM2"), tools=[TOOL, LOGIN]), found)
+        assert result == (("", "", calls) if found[0] in "<[" else ("", found, []))
+    text = "items = [1, [2]]; [x(1)]"
+    assert reads(reader_of(of("LFM2"), tools=[TOOL, LOGIN]), text) == ("", text, [])
+
+
+def test_a_tag_that_is_closed_twice_and_a_call_that_is_broken():
+    """llama.cpp 24807: the call was dropped, and the stream cut off. Broken arguments end where
+    their call does, however they come."""
+    city = "<parameter=city>\n007\n</parameter>\n"
+    head, end = "<tool_call>\n<function=get_weather>\n", "</function>\n</tool_call>\n"
+    text = (
+        head + city + "</parameter>\n" + end + head + "<city>007</city>\n" + end + head + city + end
+    )
+    _, content, calls = reads(reader_of(of("Qwen 3 Coder")), text)
+    good, bad = ("get_weather", '{"city": "007"}'), "<city>007</city>\n</function>"
+    assert (content, calls) == ("", [good, ("get_weather", bad), good])
+
+
 def test_calls_as_lfm2_documents_them():
     """llama.cpp 23838: the documented form, with text around it, was a fault of the server; 24667:
     what a text escapes was escaped twice."""

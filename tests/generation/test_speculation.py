@@ -1,6 +1,7 @@
 """An answer with guessed tokens is the one without; what is not worth it is not guessed."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -38,6 +39,7 @@ def draft(tmp_path_factory):
 def always(monkeypatch):
     """Every draft is taken to be worth it, whatever passes take."""
     monkeypatch.setattr(PassCosts, "lengths", lambda self, n, offers: [o.most for o in offers])
+    monkeypatch.setattr(PassCosts, "affords", lambda *given: True)
 
 
 def answer(model, how, draft=None, n=N, cache_type="f16", text=PROMPT, predicted=()):
@@ -85,9 +87,27 @@ def test_a_model_that_drafts_for_itself_is_always_right(model, always):
 
 def test_of_passes_of_three_tokens_greedy_answers_have_every_bit(model, always):
     told = Sampling(temperature=0, logprobs=0)
-    plain, _ = answer(model, told)
-    pieces, speculator = answer(model, Sampling(temperature=0, logprobs=0, ngram=True))
-    assert speculator.n_accepted and [p.logprob for p in pieces] == [p.logprob for p in plain]
+    plain, _ = answer(model, replace(told, ngram=False))
+    for most in (2, 9):  # unasked, none has more
+        pieces, speculator = answer(model, replace(told, draft_max=most))
+        assert speculator.n_accepted and [p.logprob for p in pieces] == [p.logprob for p in plain]
+
+
+def test_unasked_nothing_is_guessed_that_could_change_a_bit(model, always):
+    """None in a form, none beside others, and none where it is off."""
+    pytest.importorskip("llguidance")
+    for given in ({"ngram": False}, {"draft_max": 0}, {"regex": "[a-c]{60}"}):
+        how = Sampling(**{"temperature": 0, "seed": 3} | given)
+        assert answer(model, how, n=60)[1].n_drafted == 0
+    scheduler, told = Scheduler(Batch(model, 2, 128)), []
+    for text in (PROMPT, PROMPT + " cat"):
+        prompt = np.array(model.tokenizer.encode(text), np.int32)
+        completion = Completion(model.tokenizer, Sampling(temperature=0), prompt, N)
+        request = Request(prompt=prompt, completion=completion, model=model, tell=told.append)
+        scheduler.submit(request)
+    while scheduler.step():
+        assert scheduler.n_active < 2 or scheduler._speculator.n_drafted == 0
+    assert told
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -148,7 +168,8 @@ class Digits:
 @pytest.mark.parametrize("draft", [[], [0], [1], [2]], ids=str)
 def test_every_draft_leaves_the_exact_distribution(draft):
     """All draws of an eighth each, of two tokens: each pair comes as often as p says, in full."""
-    how, counts = Sampling(temperature=1, top_k=0, top_p=1, min_p=0, seed=0), Counter()
+    how = Sampling(temperature=1, top_k=0, top_p=1, min_p=0, seed=0, ngram=False)
+    counts = Counter()
     for draws in product((np.arange(8) + 0.5) / 8, repeat=2):
         slot = Tree(draws)
         completion = Completion(Digits(), how, (), 2)
@@ -278,7 +299,7 @@ def test_a_look_up_says_what_followed():
     assert look_up.draft(1) == [9]
     look_up.extend([7])
     assert look_up.draft(2) == [] and look_up.chance == 0
-    assert before == 0.6
+    assert before == 0.6 and look_up.n_right == 1
 
 
 def test_a_chance_follows_what_comes():
@@ -308,6 +329,18 @@ def test_a_draft_is_as_long_as_it_pays():
     assert two.lengths(2, [Offer(0.3, 2), Offer(0.9, 2)]) == [0, 2]
     assert PassCosts().lengths(1, [Offer(1.0, 3)]) == [0], "first a pass without a draft"
     assert costs_of(n1=1.0).lengths(1, [Offer(0.5, 2)]) == [2], "to measure it"
+
+
+def test_a_program_is_bound_once_right_guesses_would_have_paid_for_it_twice():
+    costs = PassCosts()
+    for seconds in (20.0, 1.0, 1.0):  # the first is bound, and takes one
+        costs.note(1, seconds)
+    given = [costs.lengths(1, [Offer(0.9, 2, n_right=n)]) for n in (0, 79, 80, 159, 160)]
+    assert given == [[0], [0], [1], [1], [2]]
+    for seconds in (20.0, 1.8):
+        costs.note(2, seconds)
+    assert costs.lengths(1, [Offer(0.7, 1, n_right=0)]) == [0], "its price is known"
+    assert costs.lengths(1, [Offer(0.9, 1, n_right=0)]) == [1]
 
 
 def test_a_cost_holds_for_a_while():

@@ -17,7 +17,8 @@ from pyggml.chat.tools.values import Unfinished
 
 _MOST_HEAD = 512  # characters from a mark to arguments
 _DECODER = json.JSONDecoder(strict=False)  # models write new lines into strings
-_FIRST_KEYS = ("name", "tool_name", "arguments", "parameters", "type", "id", "tool_call_id")
+_NAMES, _ARGUMENTS = ("name", "tool_name", "function"), ("arguments", "parameters")
+_FIRST_KEYS = (*_NAMES, *_ARGUMENTS, "type", "id", "tool_call_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class AnswerReader:
         the prompt has begun it."""
         self._syntax, self._thought = syntax, thought
         self._schemas = {t["function"]["name"]: t["function"].get("parameters") for t in tools}
-        self._marks = tuple(syntax.marks) if syntax else ()
+        bare = [f"{syntax.bare}{name}(" for name in self._schemas] if syntax and syntax.bare else []
+        self._marks = (*syntax.marks, *bare) if syntax else ()
         self._frames = tuple(thought.frames) if thought else ()
         self._text, self._space, self._said = "", "", list[Said]()
         self._step: Callable[[bool], bool] = self._think if is_open else self._talk
@@ -231,13 +233,24 @@ class AnswerReader:
                 return False
             values, end = None, 0
         except ValueError:
-            values, end = None, 0
+            return self._pass_broken(is_last)
         if values is None:  # told as it is: a call that broke off has arguments that are none
-            self._call(self._name, self._text)
+            self._call(self._name, self._text.strip())
             self._text = ""
         else:
             self._call(self._name, json.dumps(values, ensure_ascii=False))
             self._text = self._text[end:]
+        return self._close(self._behind)
+
+    def _pass_broken(self, is_last: bool) -> bool:
+        """Tell arguments that are none as they are, up to the mark that ends a call."""
+        assert self._syntax is not None
+        mark = (self._syntax.after or self._syntax.closing).split()[-1]
+        broken, end, rest = self._text.partition(mark)
+        if not end and not is_last:
+            return False
+        self._call(self._name, broken.strip())
+        self._text = rest
         return self._close(self._behind)
 
     def _whole(self, is_last: bool) -> bool | None:
@@ -334,8 +347,8 @@ def _call_of(value: Any) -> tuple[str, str] | None:
     if not isinstance(value, dict):
         return None
     value = value.get("function") if isinstance(value.get("function"), dict) else value
-    name = value.get("name", value.get("tool_name"))
-    arguments = value.get("arguments", value.get("parameters"))
+    name = next((value[key] for key in _NAMES if key in value), None)
+    arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
     if not isinstance(name, str) or not name:
         return None
     if isinstance(arguments, str):

@@ -33,6 +33,7 @@ class CallSyntax:
     notation    of arguments that are no JSON
     marks       texts with which calls begin
     head        what is read before arguments, where models write more than this says
+    bare        what a call without a mark begins with, before the name of a tool that there is
     """
 
     family: str
@@ -46,6 +47,7 @@ class CallSyntax:
     closing: str = ""
     notation: Notation | None = None
     head: str = ""
+    bare: str = ""
 
     @cached_property
     def lead(self) -> re.Pattern[str]:
@@ -69,7 +71,8 @@ class CallSyntax:
     @cached_property
     def ends(self) -> tuple[str, ...]:
         """What stands behind a call."""
-        texts = (self.after, self.closing, self.between, *self.closing.split())
+        parts = re.split(r"\s+|(?<=\])(?=<)", self.closing)
+        texts = (self.after, self.closing, self.between, *parts)
         return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
 
     @property
@@ -215,6 +218,7 @@ SYNTAXES = (
         closing="]<|tool_call_end|>",
         notation=PYTHON,
         head=rf"\s*(?:<\|tool_call_start\|>)?\s*[\[,]?\s*{NAME}\s*(?=\()",
+        bare="[",
     ),
     CallSyntax(
         "Llama 3.1 to 3.3",

@@ -16,6 +16,8 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"True": True, "true": True, "False": False, "false": False}
 _WORDS |= {"None": None, "null": None}  # type: ignore[dict-item]
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
+_CLOSED = re.compile(r"(?:\s*</param(?:eter)?>)*")  # more than one, as some models write it
+_NEXT = "<param", "</parameter>", "</param>", "</function>", "</invoke>"
 _PARAMETER = re.compile(r'\s*<param(?:eter)?(?:=| name=")(?P<key>[^">]+)"?(?: [^>]*)?>\n?')
 
 
@@ -190,11 +192,12 @@ def _read_tags(text: str, at: int, schema: Schema) -> tuple[Arguments, int]:
         arguments[tag["key"]] = _tagged(
             text[tag.end() : end].removesuffix("\n"), schema, tag["key"]
         )
-        at = end + len(closing)
+        closed = _CLOSED.match(text, end)
+        at = closed.end() if closed else end
     rest = text[at:].lstrip()
     if rest.startswith(("</function>", "</invoke>")):
         return arguments, at
-    if "</invoke>".startswith(rest) or rest.startswith(("<p", "</f", "</i")) or len(rest) < 4:
+    if rest.startswith("<param") or any(tag.startswith(rest) for tag in _NEXT):
         raise Unfinished
     raise ValueError("wanted a parameter")
 

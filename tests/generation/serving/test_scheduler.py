@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,6 +42,8 @@ class FakeModel:
 
 class FakeBatch:
     """Slots that copy nothing but what `known` holds; logits that make token 70 the likeliest."""
+
+    model = SimpleNamespace(batches=False)  # nothing is guessed
 
     def __init__(self, n_slots, deterministic=False):
         self.deterministic, self.n_ctx = deterministic, 1 << 20
