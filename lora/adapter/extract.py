@@ -29,9 +29,10 @@ from pyggml.tokenizer.same_tokens import check_same_tokens
 class Extract:
     """What an adapter holds of the difference between two models.
 
-    left_out   by tensor, the part of its difference, by its root mean square, that the rank leaves
-               out
-    not_held   by tensor that no adapter updates, its difference as a part of the base's numbers
+    left_out   name of a tensor -> the part of its difference that the rank leaves out, by root
+               mean squares
+    not_held   name of a tensor that no adapter updates -> its difference as a part of the base's
+               numbers
     """
 
     left_out: dict[str, float]

@@ -226,9 +226,8 @@ def train_scales(model: Model) -> TrainedTensors:
     """Make the scales trainable of all matrices of blocks, experts, and tables of embeddings;
     `model` itself stays as it is.
 
-    Types whose scales are no float16 (MXFP4, NVFP4) keep theirs. A matrix of more bits moves in
-    smaller steps than the mean, as its scales are the nearer to what they should be. Raises
-    AdapterError if no matrix is left.
+    Types whose scales are no float16 (MXFP4, NVFP4) keep theirs. The more bits a matrix has, the
+    smaller its steps: its scales need less correction. Raises AdapterError if no matrix is left.
     """
     specs, weights = model.parts.decoder.tensors(), model.parts.weights
     packed = {n: w for n, w in weights.items() if w.dtype.quantised}

@@ -70,12 +70,14 @@ def perplexity(
     parse_special: bool = False,
     limit: int | None = None,
 ) -> Iterator[Perplexity]:
-    """The running value after every chunk (a window of a Dataset); the last one is that of all.
+    """The perplexity of all chunks so far, after each of them. A window of a Dataset is a chunk.
 
-    n_ctx, parse_special: tokens of a chunk of text, and whether control tokens written in it are
-    those tokens; a Dataset has settled both. limit: the first chunks alone. Raises ConfigError for
-    a context that the model does not have, and DataError for a text that is shorter than two
-    contexts, as llama.cpp does.
+    n_ctx          tokens of a chunk of text
+    parse_special  whether the name of a control token in a text is that token
+    limit          reads the first chunks alone
+
+    Raises ConfigError for a context that the model does not have, and DataError for a text that is
+    shorter than two contexts, as llama.cpp does.
     """
     n_ctx = source.ctx if isinstance(source, Dataset) else n_ctx
     if not 4 <= n_ctx <= model.config.n_ctx:

@@ -53,7 +53,8 @@ def fit(
     fixed: Collection[str] = (),
     planner: Planner | None = None,
 ) -> tuple[Fit, bool]:
-    """(the first candidate of at most `limit` bytes, True), or (the smallest candidate, False).
+    """Settings with which a run takes at most `limit` bytes, and True. If there are none, those
+    with which it takes the least, and False.
 
     fixed     settings of "ctx", "batch", "grad_accum", "grad_checkpointing" that must not change.
               If batch and grad_accum are both among them, neither changes; else their product stays

@@ -75,7 +75,8 @@ class StepReport(TallyReport):
 class ValidationReport(TallyReport):
     """Mean loss over the held-out windows after `step` steps.
 
-    margin: how far that of all that is held out may lie from it, with 95 %; None if all was read
+    margin: of a sample of what is held out, how far the loss of all of it may lie from this one,
+    with 95 %; None if all was read
     """
 
     step: int

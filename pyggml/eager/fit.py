@@ -45,11 +45,12 @@ def fit(
     seed: int = 0,
     report: Callable[[Epoch], object] | None = None,
 ) -> list[Epoch]:
-    """Train over all rows n_epochs times, in a new order each time; what each epoch gave.
+    """Train over all rows n_epochs times, in a new order each time. Returns the losses by epoch.
 
-    data: of each input of the loss, which holds a batch of B rows, an array of N rows. A share
-    `held_out` of the batches is never learned; it is drawn by `seed`, as are the orders. `report`
-    is called after each epoch: fit(…, report=print).
+    data      input of the loss, which holds a batch of B rows -> an array of N rows
+    held_out  the share of the batches that is never learned
+    seed      draws that share, and the orders
+    report    is called after each epoch: fit(…, report=print)
 
     Raises ConfigError for an optimiser of values, for inputs that the loss does not depend on or
     whose rows do not fit, for an N that is no multiple of B, and for shares that leave nothing.

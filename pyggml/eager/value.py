@@ -34,8 +34,8 @@ class Value(Operators):
     """A node of the graph with its numbers.
 
     node           the engine's Tensor
-    requires_grad  whether `backward` finds a gradient for it: of a leaf as it was made, of a
-                   result if one of its sources has one and its op is differentiable
+    requires_grad  whether `backward` finds a gradient for it. A leaf's is given to `tensor`; a
+                   result's is true if a source's is and the op is differentiable
     name           shown where the value is printed or a graph is drawn
     """
 

@@ -27,13 +27,16 @@ def loss_and_grads(
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Mean next-token cross entropy of `tokens` (n,), and its gradient by adapter tensor.
 
-    mask: (n,) bool, whether each token counts as a target (default: all; the first never is one).
-    parameters: what the gradients are of, such as `Parameters.tensors`; by default all tensors of
-    the model's adapter. Their names and shapes are those of its file: "blk.0.attn_q.weight.lora_a"
-    (rank, n_in), ".lora_b" (n_out, rank), float32. Nothing is dropped. A model that is traced gives
-    its trace the gradients of activations; it needs no adapter, and where two update one matrix,
-    whose gradients have no clear name, there are none of adapters. Raises DataError for tokens or a
-    mask that do not fit, and AdapterError if the model has no adapter or two for one matrix.
+    mask        (n,) bool, whether each token counts as a target; by default all. The first never is
+                one
+    parameters  leaves by name that gradients are of, such as `Parameters.tensors`; by default all
+                tensors of the model's adapter, by their names in its file:
+                "blk.0.attn_q.weight.lora_a" (rank, n_in), ".lora_b" (n_out, rank), float32
+
+    There is no dropout. The trace of a model also gets the gradients of activations; a model with
+    a trace may have no adapter, or two for one matrix, and then has no gradients of adapters.
+    Raises DataError for tokens or a mask that do not fit, and AdapterError if a model without a
+    trace has no adapter or two for one matrix.
     """
     parameters = _parameters(model) if parameters is None else parameters
     taps = model.taps()

@@ -32,7 +32,7 @@ Whole = Iterable[int] | int | None
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """What an edit takes, at chosen places: scale={"blk.*.attention": At(0, heads=[1, 3])}.
+    """The value of an edit at chosen places: scale={"blk.*.attention": At(0, heads=[1, 3])}.
 
     term      a number, an array, a list of arrays, or a function of the activation
     tokens    positions in each text, from its end if negative; None: those of the trace
