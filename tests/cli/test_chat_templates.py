@@ -53,24 +53,33 @@ def rows(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def marked(tmp_path):
-    path = tmp_path / "marked.jinja"
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory):
+    path = tmp_path_factory.mktemp("templates") / "marked.jinja"
     path.write_text(MARKED)
     return path
 
 
+@pytest.fixture(scope="module")
+def runs():
+    """What `trained` was asked for -> what it gave."""
+    return {}
+
+
 @pytest.fixture
-def trained(finetune, model, data, tmp_path):
-    """Trains an adapter of this name with these options; its path."""
+def trained(finetune, model, data, tmp_path_factory, runs):
+    """Trains an adapter of this name with these options, once; its path, and how the run ended."""
 
     def train(*options, name="adapter", data=data, model=model):
-        output = tmp_path / f"{name}.gguf"
-        how = ("--ctx", 400, "--max-steps", 1, "--lr", 0.01, "--compute", "f32")
-        rank = None if {"--init", "--train-tensors"} & {*options} else 2
-        ended = finetune(*how, *options, model=model, data=data, output=output, rank=rank)
-        assert ended.code == 0, ended.err
-        return output, ended
+        asked_for = (options, name, data, model)
+        if asked_for not in runs:
+            output = tmp_path_factory.mktemp("run") / f"{name}.gguf"
+            how = ("--ctx", 400, "--max-steps", 1, "--lr", 0.01, "--compute", "f32")
+            rank = None if {"--init", "--train-tensors"} & {*options} else 2
+            ended = finetune(*how, *options, model=model, data=data, output=output, rank=rank)
+            assert ended.code == 0, ended.err
+            runs[asked_for] = output, ended
+        return runs[asked_for]
 
     return train
 

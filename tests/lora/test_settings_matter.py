@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from functools import cache
 
 import pytest
 from tiny_models import write_llama
@@ -115,18 +116,29 @@ def computed(model, chats, pairs, data, lora, train, objective):
     return corpus.digest(), list(trainer.history.losses), validations, made
 
 
+@pytest.fixture(scope="module")
+def without(model, chats, pairs):
+    """What a run of these settings is, computed once; None where another must make it possible."""
+
+    @cache
+    def of(settings):
+        try:
+            return computed(model, chats, pairs, **json.loads(settings))
+        except DataError:
+            return None
+
+    return lambda base: of(json.dumps(base))
+
+
 @pytest.mark.parametrize("kind, name, value, beside", CHANGED, ids=[c[1] for c in CHANGED])
-def test_a_setting_matters_or_is_refused(model, chats, pairs, kind, name, value, beside):
+def test_a_setting_matters_or_is_refused(model, chats, pairs, without, kind, name, value, beside):
     base = {part: {} for part in ("data", "lora", "train", "objective")}
     base[kind] |= beside
     changed = {part: dict(given) for part, given in base.items()}
     changed[kind][name] = value
+    plain = without(base)
     try:
-        without = computed(model, chats, pairs, **base)
-    except DataError:
-        without = None  # a run that this setting alone makes possible
-    try:
-        assert computed(model, chats, pairs, **changed) != without
+        assert computed(model, chats, pairs, **changed) != plain
     except ConfigError as error:
         assert name in str(error)
 
