@@ -8,7 +8,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from kinds import each_kind
 from separate_cpu import SeparateCPU
 
 import pyggml
@@ -26,19 +25,6 @@ PORTIONS = [[1] * 20, [20], [13, 1, 1, 4, 1], [3, 7, 2, 8], [1, 19]]
 
 def assert_same(found, wanted):
     assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
-
-
-@pytest.mark.parametrize("architecture", each_kind(quick=("llama", "qwen3", "mamba")))
-def test_every_architecture_remembers(architecture, tiny):
-    """Windows and layers without rotary positions included."""
-    model = pyggml.load(tiny(architecture), compute="f32")
-    tokens = np.arange(20) * 7 % 11
-    whole = model.logits(tokens)
-    for portions in PORTIONS[1:4]:
-        session = Session(model, 24)
-        for n in portions:
-            logits = session.feed(tokens[session.n_past : session.n_past + n])
-            assert_same(logits, whole[session.n_past - 1])
 
 
 @pytest.mark.parametrize(("architecture", "kind"), FILES)
