@@ -1,7 +1,6 @@
 """`pyggml merge`: a model and adapters → one model, and how much of the updates is in it."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -29,9 +28,10 @@ from pyggml.cli.terminal.rewriting import (
     say_unweighted,
 )
 from pyggml.cli.terminal.show import say
+from pyggml.errors import ConfigError
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
-from pyggml.requantize import FILE_TYPES, ROUNDINGS, check_file_type
+from pyggml.requantize import FILE_TYPES, ROUNDINGS, check_file_type, rewrite
 from pyggml.requantize.imatrix import read_imatrix
 
 _KEEP = "keep"
@@ -39,9 +39,6 @@ _KEEP = "keep"
 
 def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | None:
     return None if value.lower() == _KEEP else check_file_type(value.upper())
-
-
-_LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 
 
 @click.command(
@@ -56,7 +53,11 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 )
 @model_option
 @click.option(
-    "--lora", **_LORA, **in_group("model"), help="adapter to merge; of several the updates add up"
+    "--lora",
+    **ADAPTERS,
+    **in_group("model"),
+    help="adapter to merge; of several the updates add up; none: the model's numbers are written "
+    "as they are, in the types asked for",
 )
 @click.option(
     "-o",
@@ -86,13 +87,13 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     help="update: so that the updates are kept where they are smaller than the steps of a type; "
     "nearest: as llama.cpp packs the sums, byte for byte",
 )
-@click.option("--allow-requantize", is_flag=True, hidden=True)  # of before: merging may, always
+@click.option("--allow-requantize", is_flag=True, hidden=True)  # merging may, always
 @IMATRIX
 @TENSORS
 @threads_option
 def command(
     model: Path,
-    lora: tuple[tuple[Path, float], ...],
+    lora: tuple[tuple[Path, float], ...] | None,
     output: Path,
     file_type: str | None,
     rounding: str,
@@ -103,11 +104,18 @@ def command(
 ) -> None:
     """Add adapters to the weights of a model, packed once; says how much of them is in it."""
     pyggml.threads.set(threads)
-    opened = load(model, [*lora])
+    adapters = lora or ()
+    if imatrix and not adapters and file_type is None:
+        raise ConfigError("--imatrix: nothing is packed without --lora or --type")
+    opened = load(model, [*adapters])
     importance = read_imatrix(imatrix) if imatrix else None
-    choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
+    choice = choose_template(opened.tokenizer, (path for path, _ in adapters), None)
     show = RewriteProgress(opened.file)
-    losses = merge(opened, output, file_type, show, importance, rounding, choice.metadata)
+    if adapters:
+        losses = merge(opened, output, file_type, show, importance, rounding, choice.metadata)
+    else:
+        how = (show, allow_requantize, importance)
+        losses = rewrite(opened.file, output, file_type, {}, *how, rounding=rounding)
     if tensors:
         with gguf.open(output) as written:
             say_tensors(opened.file, written, losses, update_counts(opened))
@@ -116,7 +124,11 @@ def command(
     )
     say_unweighted(losses, importance)
     say_sizes(opened.file, output)
-    say(f"with {', '.join(adapter_word(given) for given in lora)}")
+    if adapters:
+        say(f"with {', '.join(adapter_word(given) for given in adapters)}")
+    else:
+        kind = f", as {file_type}" if file_type else ""
+        say(f"without an adapter (--lora): the model's own weights{kind}")
     choice.say()
 
 

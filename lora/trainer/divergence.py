@@ -5,7 +5,7 @@ from math import isfinite
 
 import numpy as np
 
-from pyggml.errors import Fault, PyggmlError, TokenizerError, first_names
+from pyggml.errors import Fault, NotFiniteError, TokenizerError, first_names
 from pyggml.gguf.fields import brief
 from pyggml.lora.data import Dataset, WindowBatch
 from pyggml.lora.objectives.objective import Windows
@@ -27,7 +27,7 @@ def divergence(
     run: Callable[[WindowBatch], float],
     data: Dataset,
     windows: Windows,
-) -> PyggmlError:
+) -> NotFiniteError:
     """The error of a step or a validation: what is not finite, where that begins, and its causes.
 
     The windows are run one by one, by `run` as before, until one is not finite either.
@@ -45,8 +45,8 @@ def divergence(
         if node is not None:
             about = f"of window {window + 1}{_beginning(model, data.tokens[window])}"
             first = f"the first number that is not finite is made by {node}, {about}"
-            return PyggmlError([what, first, *causes])
-    return PyggmlError([what, *causes])
+            return NotFiniteError([what, first, *causes])
+    return NotFiniteError([what, *causes])
 
 
 def _beginning(model: Model, tokens: np.ndarray) -> str:

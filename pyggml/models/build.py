@@ -31,6 +31,8 @@ from pyggml.ops import (
     transpose,
 )
 
+NO_MODELS = ("adapter", "checkpoint", "imatrix")  # general.type of other files
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -81,7 +83,9 @@ def compose(get: Callable[[str], object], shapes: Mapping[str, Shape], origin: s
     get(key) is a metadata value or None. Raises ModelError for an unknown architecture, and with
     every hyperparameter that is missing or out of range; its message starts with `origin`.
     """
-    name = get("general.architecture")
+    name, kind = get("general.architecture"), get("general.type")
+    if isinstance(kind, str) and kind in NO_MODELS:
+        raise ModelError(f"{origin}: general.type is {kind!r}, wanted a model")
     architecture = {**ARCHITECTURES, **ENCODERS}.get(name) if isinstance(name, str) else None
     if architecture is None:
         known = ", ".join((*ARCHITECTURES, *ENCODERS))

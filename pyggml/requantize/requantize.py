@@ -33,6 +33,7 @@ from pyggml import gguf
 from pyggml.errors import ConfigError, Fault, ModelError, QuantError, suggestion
 from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32, DType
+from pyggml.models.build import NO_MODELS
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.quants.keep import has_levels, quantize_update
 from pyggml.requantize.file_types import FILE_TYPES, ModelFacts
@@ -211,7 +212,7 @@ def types_of(
 
 def _facts(file: gguf.GGUFFile) -> ModelFacts:
     kind = file.optional("general.type", str, "model")
-    if kind in ("adapter", "checkpoint"):
+    if kind in NO_MODELS:
         raise ModelError(f"{file.path}: general.type is {kind!r}, wanted a model")
     architecture = file.get("general.architecture")
     if not isinstance(architecture, str):

@@ -136,12 +136,15 @@ def test_an_adapter_of_another_model(pyggml, tiny, tmp_path):
     assert "lora_a" not in ended.err, "a sentence, not a list of the model's tensors"
 
 
-def test_an_adapter_or_a_checkpoint_is_nothing_to_quantise(finetune, pyggml, tmp_path):
+def test_an_adapter_or_a_checkpoint_is_no_model(finetune, pyggml, tmp_path):
     points = tmp_path / "points"
     assert finetune("--checkpoint-dir", points, "--max-steps", 1).code == 0
     for path, kind in ((tmp_path / "adapter.gguf", "adapter"), (*points.iterdir(), "checkpoint")):
-        ended = pyggml("quantize", path, tmp_path / "out.gguf", "Q8_0")
-        refused(ended, path, f"general.type is '{kind}', wanted a model")
+        for given in (
+            ("quantize", path, tmp_path / "out.gguf", "Q8_0"),
+            ("generate", "-m", path, "-p", "a"),
+        ):
+            refused(pyggml(*given), path, f"general.type is '{kind}', wanted a model")
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -342,8 +345,9 @@ def test_a_checkpoint_of_another_run_or_in_the_way(finetune, tmp_path, tiny):
     other = ("--max-steps", 1, "--lora-rank", 3, "--resume")
     said = (
         "is of another run: --lora-rank is 2 there and 3 here; length, validation and logging may "
+        "change; --init trains an adapter on otherwise, -m a whole model\n"
     )
-    refused(finetune(*other, folder), f"{said}change; --init trains an adapter on otherwise\n")
+    refused(finetune(*other, folder), said)
     refused(finetune("--resume", tiny), "wanted 'checkpoint'")
     refused(finetune("--resume", tmp_path), "holds no checkpoint")
     refused(finetune("--checkpoint-dir", folder), "holds checkpoints of an earlier run")

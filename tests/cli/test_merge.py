@@ -71,6 +71,22 @@ def test_merge_onto_a_coarse_base_keeps_the_update_or_warns(pyggml, tiny, adapte
         assert pyggml(*given, "--type", file_type, "--allow-requantize").code == 0
 
 
+def test_merge_of_no_adapter_writes_the_model_itself(pyggml, tiny, tmp_path):
+    out, packed = tmp_path / "m.gguf", tmp_path / "packed.gguf"
+    ended = pyggml("merge", "-m", tiny, "-o", out)
+    assert ended.out.endswith("\nwithout an adapter (--lora): the model's own weights\n")
+    assert out.read_bytes() == tiny.read_bytes()
+    assert pyggml("quantize", tiny, packed, "Q8_0").code == 0
+    ended = pyggml("merge", "-m", tiny, "-o", out, "--type", "Q8_0")
+    assert "own weights, as Q8_0\n" in ended.out and out.read_bytes() == packed.read_bytes()
+    for options, said in (
+        (("--type", "Q4_0"), "--allow-requantize is off"),
+        (("--imatrix", packed), "--imatrix: nothing is packed without --lora or --type"),
+    ):
+        ended = pyggml("merge", "-m", packed, "-o", out, *options)
+        assert ended.code == 2 and said in ended.err
+
+
 def test_merge_refuses_in_one_sentence(pyggml, tiny, adapter, tmp_path):
     for model, options, said in [
         (tiny, ("-o", tiny), f"{tiny}: is the model, wanted another name to write to"),

@@ -4,6 +4,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.rewriting import say_losses
 from pyggml.cli.terminal.show import is_quiet, row, say, size
-from pyggml.errors import NotFiniteError, PyggmlError
+from pyggml.errors import NotFiniteError, PyggmlError, QuantError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
 from pyggml.lora.data.labels import Labels
 from pyggml.lora.data.unused import OF_TEXTS
@@ -156,21 +157,41 @@ def rescue(trained: Trained, trainer: Trainer, meter: Meter, path: Path) -> list
     """Save the result in a temporary folder, so that an error costs no work; with `--keep-best` the
     best so far.
 
-    Returns a clause that says where, or that half of a step has changed the numbers; an empty list
-    if no step was made or there was no room.
+    Numbers that halves do not hold are saved as F32.
+
+    Returns a clause that says where, or why not; an empty list if no step was made.
     """
     if meter.last is None:
         return []
     trainer.take_best()
+    lost = f"the {_word(trained)} was not saved"
     if trainer.is_between_steps:
-        return [f"the {_word(trained)} was not saved: half of the step had changed it"]
-    spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
+        return [f"{lost}: half of the step had changed it"]
+    if not np.isfinite(trained.parameters.data).all():
+        return [f"{lost}: it holds numbers that are none"]
+    spare, kind = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name), ""
     try:
-        _write(trained, spare, trainer.parameters.metadata)
-    except PyggmlError:
+        try:
+            _write(trained, spare, trainer.parameters.metadata)
+        except QuantError:
+            if not isinstance(trained, TrainedTensors):
+                raise
+            _write(replace(trained, file_type="F32"), spare, trainer.parameters.metadata)
+            kind = ", its tensors in F32"
+    except PyggmlError as error:
         spare.parent.rmdir()
+        return [f"{lost} elsewhere: {error}"]
+    return [f"the {_word(trained)} of step {trainer.output_step} was saved as {spare}{kind}"]
+
+
+def newest_checkpoint(trainer: Trainer) -> list[str]:
+    """What stands of a run whose numbers are none: a clause; an empty list without a checkpoint."""
+    folder = trainer.config.checkpoint_dir
+    if folder is None or not existing(Path(folder)):
         return []
-    return [f"the {_word(trained)} of step {trainer.output_step} was saved as {spare}"]
+    file = newest(Path(folder))
+    step = int(file.stem.removeprefix("step-"))
+    return [f"--resume {file} --max-steps {step} writes the newest checkpoint"]
 
 
 def checkpoint_hint(trainer: Trainer) -> list[str]:

@@ -199,8 +199,9 @@ def _resume(trainer: Trainer, path: Path) -> None:
     except CheckpointError as error:
         if not error.about.endswith(checkpoint.ANOTHER_RUN):
             raise
-        instead = "length, validation and logging may change; --init trains an adapter on otherwise"
-        raise CheckpointError([*error.faults, instead], error.about) from error
+        instead = "--init trains an adapter on otherwise, -m a whole model"
+        may = f"length, validation and logging may change; {instead}"
+        raise CheckpointError([*error.faults, may], error.about) from error
 
 
 def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus, np.ndarray]:
@@ -362,6 +363,8 @@ def _train(
                 raise _with_rest(error, results.checkpoint_hint(trainer)) from error
             except PyggmlError as error:
                 left = results.rescue(trained, trainer, meter, job.output)
+                if isinstance(error, NotFiniteError):
+                    left += results.newest_checkpoint(trainer)
                 raise _with_rest(error, left) from error
         trainer.free()
         trained.parameters.end()
