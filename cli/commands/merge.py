@@ -114,8 +114,16 @@ def command(
     if adapters:
         losses = merge(opened, output, file_type, show, importance, rounding, choice.metadata)
     else:
-        how = (show, allow_requantize, importance)
-        losses = rewrite(opened.file, output, file_type, {}, *how, rounding=rounding)
+        losses = rewrite(
+            opened.file,
+            output,
+            file_type,
+            {},
+            show,
+            allow_requantize,
+            importance,
+            rounding=rounding,
+        )
     if tensors:
         with gguf.open(output) as written:
             say_tensors(opened.file, written, losses, update_counts(opened))

@@ -11,6 +11,7 @@ from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import MODEL_FILE
 from pyggml.cli.terminal.options import SETTINGS, Size, in_group
+from pyggml.cli.terminal.paths import check_space
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import row, say, size
 from pyggml.errors import ConfigError, DataError
@@ -19,6 +20,7 @@ from pyggml.files.json_text import DECODER, reason_of
 from pyggml.fresh import Fresh, count, hyperparameters, write
 from pyggml.gguf import StringArray
 from pyggml.graph.dtypes import dtype
+from pyggml.models.config import short
 
 _TOKENS = "tokenizer.ggml.tokens"
 _ARCHITECTURE = "general.architecture"
@@ -53,7 +55,7 @@ _MOST_BYTES = 1 << 20  # of a file of hyperparameters
 )
 @click.option(
     "--params",
-    type=Size(),
+    type=Size("10M or 1.5M"),
     default="10M",
     show_default=True,
     metavar="N",
@@ -62,7 +64,7 @@ _MOST_BYTES = 1 << 20  # of a file of hyperparameters
 )
 @click.option(
     *("-c", "--ctx"),
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1 << 24),
     default=1024,
     show_default=True,
     metavar="N",
@@ -120,6 +122,8 @@ def command(
     own = _keys(keys) if keys else {}
     arch = str(own.pop(_ARCHITECTURE, arch))
     metadata = hyperparameters(arch, params, n_vocab, ctx, tied, own)
+    n_bytes = count(metadata, n_vocab, tied) * dtype(type_name).numpy.itemsize
+    check_space(output, n_bytes)
     write(output, Fresh(metadata, n_vocab, vocabulary, tied), dtype(type_name), seed)
     for key, value in metadata.items():
         row(key, str(value))
@@ -147,4 +151,10 @@ def _keys(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: is no JSON: {reason_of(error, (1, 1))}") from None
     if not isinstance(keys, dict) or any("." not in key for key in keys):
         raise DataError(f'{path}: wanted a JSON object of GGUF keys, {{"llama.block_count": 4}}')
+    for key, value in keys.items():
+        is_list = isinstance(value, list) and all(isinstance(v, int | float) for v in value)
+        if not (is_list or isinstance(value, int | float | str)):
+            raise DataError(
+                f"{path}: {key} is {short(value)}, wanted a number, text or a list of numbers"
+            )
     return {key: np.array(v) if isinstance(v, list) else v for key, v in keys.items()}

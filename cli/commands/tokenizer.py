@@ -79,9 +79,13 @@ def command(
     n = len(fields["tokenizer.ggml.tokens"])
     if kind == "bpe" and n < vocab_size:
         note(f"{n:,} tokens of {vocab_size:,}: no more pairs of the text occur twice")
+    n_bytes, n_tokens, characters, in_parts = _measure(from_metadata(fields), paths)
+    if kind == "characters" and in_parts:
+        note(
+            f"{in_parts:,} of {characters:,} characters stay bytes: {vocab_size:,} tokens are full"
+        )
     about = {"general.architecture": "llama", "general.type": "model"}
     gguf.write(output, about | fields, [])
-    n_bytes, n_tokens = _density(from_metadata(fields), paths)
     say(f"{n:,} tokens, {n_bytes / n_tokens:.2f} bytes of the text in each")
     say(f"{output}, {size(output.stat().st_size)}")
 
@@ -119,10 +123,12 @@ def _parts(row: Row) -> list[str]:
     return []
 
 
-def _density(tokenizer: Tokenizer, paths: Iterable[Path]) -> tuple[int, int]:
-    """Bytes and tokens of the texts."""
-    n_bytes = n_tokens = 0
+def _measure(tokenizer: Tokenizer, paths: Iterable[Path]) -> tuple[int, int, int, int]:
+    """Bytes, tokens and characters of the texts, and how many of these take several tokens."""
+    n_bytes, n_tokens, characters = 0, 0, set[str]()
     for text in _texts(paths):
         n_bytes += len(text.encode())
         n_tokens += len(tokenizer.encode(text))
-    return n_bytes, max(1, n_tokens)
+        characters |= {*text}
+    in_parts = sum(len(tokenizer.encode(character)) > 1 for character in characters)
+    return n_bytes, max(1, n_tokens), len(characters), in_parts

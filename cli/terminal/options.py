@@ -284,15 +284,18 @@ _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
 class Size(click.ParamType):
-    """Bytes: 4GB, 800 MB, 3.5GiB."""
+    """Bytes: 4GB, 800 MB, 3.5GiB; or numbers, as in the examples that are given."""
 
     name = "size"
+
+    def __init__(self, examples: str = "4GB or 800MB") -> None:
+        self._examples = examples
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?i?)b?", str(value).lower())
         n = round(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
         if not n:
-            raise click.BadParameter(f"is {value!r}, wanted a size such as 4GB or 800MB")
+            raise click.BadParameter(f"is {value!r}, wanted a size such as {self._examples}")
         return n
 
 

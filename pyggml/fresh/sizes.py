@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pyggml.errors import ConfigError, ModelError
+from pyggml.errors import ConfigError, ModelError, suggestion
 from pyggml.fresh import rwkv
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 from pyggml.models.architecture import Architecture
+from pyggml.models.build import compose
 from pyggml.models.config import full_key
 from pyggml.models.weights import TensorSpec
 from pyggml.sizes import round_up
@@ -43,6 +44,7 @@ _LATENT = "attention.kv_lora_rank"
 _DEPTH_OF_EXAMPLES = 2
 _FIRST_MAMBAS = "mamba", "jamba"
 _MOST_WIDTH = 1 << 14
+_FILE_TYPE = "general.file_type"  # which follows from what is written
 Metadata = dict[str, object]
 
 
@@ -61,7 +63,8 @@ def hyperparameters(
     keys   by their whole names, which stand as they are; those of another size count
 
     Raises ConfigError for an unknown architecture, for one that has no sizes by the number of
-    parameters alone, and for a number that a vocabulary of n_vocab leaves no layer to.
+    parameters alone, for a number that a vocabulary of n_vocab leaves no layer to, and for keys
+    that nothing reads.
     """
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"architecture {architecture!r}: known are {', '.join(ARCHITECTURES)}")
@@ -81,7 +84,27 @@ def hyperparameters(
             f"{n_params:,} parameters are too few or too many: with {n_vocab:,} tokens the nearest "
             f"{architecture} has {best[0]:,}"
         )
+    _check_keys(keys or {}, best[1], n_vocab)
     return best[1]
+
+
+def _check_keys(keys: Mapping[str, object], metadata: Metadata, n_vocab: int) -> None:
+    """ConfigError for keys that a model with this metadata does not read, but for what files say of
+    themselves, and for a number of tokens that is another."""
+    architecture, read = str(metadata["general.architecture"]), set[str]()
+
+    def get(key: str) -> object:
+        read.add(key)
+        return metadata.get(key)
+
+    compose(get, {"token_embd.weight": (n_vocab, 0)}, "metadata")
+    own = f"{architecture}.vocab_size"
+    if keys.get(own, n_vocab) != n_vocab:
+        raise ConfigError(f"{own} is {keys[own]}, but the vocabulary has {n_vocab} tokens")
+    free = read | {own} | {k for k in keys if k.startswith("general.") and k != _FILE_TYPE}
+    for key in keys.keys() - free:
+        near = "" if key == _FILE_TYPE else suggestion(key, read)
+        raise ConfigError(f"{key} is no hyperparameter that {architecture} reads{near}")
 
 
 def count(metadata: Mapping[str, object], n_vocab: int, tied: bool = True) -> int:

@@ -34,17 +34,19 @@ def vocabulary_fields(
     special  tokens that no text gives, beside the end of a text, which is the first of them
 
     There are fewer tokens where the texts have no more pairs that occur twice. Raises ConfigError
-    if n_tokens has no room for the 256 bytes and the special tokens, and for one given twice.
+    if n_tokens has no room for the 256 bytes and the special tokens, and for a special token that
+    is given twice, blank, no text, or a token of the texts.
     """
     control = (END, *special)
-    if len(set(control)) < len(control):
-        raise ConfigError(f"a special token is given twice: {', '.join(control)}")
+    _check_special(control)
     least = len(BYTE_OF) + len(control)
     if n_tokens < least:
         raise ConfigError(f"{n_tokens} tokens are too few: bytes and special tokens are {least}")
     merges = _merges(texts, n_tokens - len(control), kind)
     tokens = [_CHAR_OF[byte] for byte in range(256)]
     tokens += dict.fromkeys(left + right for left, right in merges)
+    if both := sorted({*tokens} & {*control}):
+        raise ConfigError(f"the special token {both[0]!r} is one of the text's tokens too")
     types = [_NORMAL] * len(tokens) + [_CONTROL] * len(control)
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -55,6 +57,19 @@ def vocabulary_fields(
         "tokenizer.ggml.eos_token_id": len(tokens),
         "tokenizer.ggml.add_bos_token": False,
     }
+
+
+def _check_special(tokens: Sequence[str]) -> None:
+    for token in tokens:
+        if tokens.count(token) > 1:
+            raise ConfigError(f"the special token {token!r} is given twice")
+        if not token.strip() or any(map(_is_half, token)):
+            raise ConfigError(f"a special token is {token!r}, wanted text that is not blank")
+
+
+def _is_half(char: str) -> bool:
+    """Whether a character is half of a surrogate pair: a byte of a command line that is no text."""
+    return "\ud800" <= char <= "\udfff"
 
 
 def _merges(texts: Iterable[str], n_tokens: int, kind: str) -> list[tuple[str, str]]:

@@ -29,6 +29,34 @@ def test_keys_of_a_file(pyggml, text, tmp_path):
         assert file.get("tokenizer.ggml.pre") == "qwen2"
 
 
+def test_characters_without_room_are_counted(pyggml, tmp_path):
+    text, tok = tmp_path / "t.txt", tmp_path / "tok.gguf"
+    text.write_text("äöü ä", encoding="utf-8")
+    given = ("tokenizer", "-f", text, "-o", tok, "--kind", "characters", "--vocab-size")
+    assert "2 of 4 characters stay bytes: 258 tokens are full" in pyggml(*given, 258).err
+    assert pyggml(*given, 260, "--force").err.count("stay bytes") == 0
+
+
+def test_keys_that_nothing_reads_are_refused(pyggml, text, tmp_path):
+    tok, base, keys = tmp_path / "tok.gguf", tmp_path / "base.gguf", tmp_path / "keys.json"
+    pyggml("tokenizer", "-f", text, "-o", tok, "--kind", "bytes")
+    for own, said in [
+        ({"llama.blok_count": 3}, "reads: did you mean 'llama.block_count'?"),
+        ({"qwen3.block_count": 3}, "qwen3.block_count is no hyperparameter that llama reads"),
+        ({"general.file_type": 3}, "general.file_type is no hyperparameter"),
+        ({"llama.vocab_size": 4}, "is 4, but the vocabulary has 257 tokens"),
+        ({"llama.block_count": [[1], [2, 3]]}, "wanted a number, text or a list of numbers"),
+    ]:
+        keys.write_text(json.dumps({"general.name": "mine"} | own))
+        ended = pyggml("new", "--vocab", tok, "--keys", keys, "--params", "100k", "-o", base)
+        assert ended.code == 2 and said in ended.err, ended.err
+    ended = pyggml("tokenizer", "-f", text, "-o", base, "--special", "a", "--vocab-size", 300)
+    assert ended.code == 2 and "'a' is one of the text's tokens too" in ended.err
+    ended = pyggml("new", "--vocab", tok, "--params", "1T", "-o", base)
+    assert ended.code == 2 and "needs 4.0 TB, but its disk has" in ended.err
+    assert not base.exists()
+
+
 def test_what_is_wrong_is_one_sentence(pyggml, tiny, text, tmp_path):
     tok, base, keys = tmp_path / "tok.gguf", tmp_path / "base.gguf", tmp_path / "keys.json"
     pyggml("tokenizer", "-f", text, "-o", tok, "--kind", "bytes")

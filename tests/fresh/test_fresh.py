@@ -151,5 +151,11 @@ def test_a_vocabulary_is_of_its_kind():
     assert with_special["tokenizer.ggml.tokens"][-2:] == ["<|endoftext|>", "<|im_end|>"]
     with pytest.raises(ConfigError, match="256 tokens are too few: bytes and special tokens are"):
         vocabulary_fields([TEXT], 256)
-    with pytest.raises(ConfigError, match="a special token is given twice"):
-        vocabulary_fields([TEXT], 300, special=["<|endoftext|>"])
+    for special, said in (
+        ("<|endoftext|>", "'<.endoftext.>' is given twice"),
+        (" ", "is ' ', wanted text that is not blank"),
+        ("\udcff", r"is '\\udcff', wanted text"),
+        ("a", "'a' is one of the text's tokens too"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            vocabulary_fields([TEXT], 300, special=[special])

@@ -360,12 +360,10 @@ def _train(
             try:
                 finished = trainer.run(report, *watchers, progress=False)
             except DeviceLostError as error:  # and the newest numbers with it
-                raise _with_rest(error, results.checkpoint_hint(trainer)) from error
+                raise _with_rest(error, results.checkpoint_hint(trainer), trainer) from error
             except PyggmlError as error:
                 left = results.rescue(trained, trainer, meter, job.output)
-                if isinstance(error, NotFiniteError):
-                    left += results.newest_checkpoint(trainer)
-                raise _with_rest(error, left) from error
+                raise _with_rest(error, left, trainer) from error
         trainer.free()
         trained.parameters.end()
         results.check_numbers(trained)
@@ -376,10 +374,11 @@ def _train(
     return finished
 
 
-def _with_rest(error: PyggmlError, left: Sequence[str]) -> PyggmlError:
+def _with_rest(error: PyggmlError, left: Sequence[str], trainer: Trainer) -> PyggmlError:
     """The error that ended a run, with what is left of the run."""
     advice = [results.SMALLER] if isinstance(error, DeviceMemoryError) else []
-    return PyggmlError([*error.faults, *advice, *left], error.about)
+    stands = results.newest_checkpoint(trainer) if isinstance(error, NotFiniteError) else []
+    return PyggmlError([*error.faults, *advice, *left, *stands], error.about)
 
 
 def _compile_helper(
