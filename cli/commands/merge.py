@@ -1,5 +1,6 @@
 """`pyggml merge`: a model and adapters → one model, and how much of the updates is in it."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from pyggml.cli.terminal.kinds import MODEL_FILE
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     SETTINGS,
+    Adapter,
     adapter_word,
     in_group,
     model_option,
@@ -31,8 +33,9 @@ from pyggml.cli.terminal.show import say
 from pyggml.errors import ConfigError
 from pyggml.lora import merge
 from pyggml.lora.adapter.merge import update_counts
-from pyggml.requantize import FILE_TYPES, ROUNDINGS, check_file_type, rewrite
-from pyggml.requantize.imatrix import read_imatrix
+from pyggml.model import Model
+from pyggml.requantize import FILE_TYPES, ROUNDINGS, PackingLosses, check_file_type, rewrite
+from pyggml.requantize.imatrix import ImportanceMatrix, read_imatrix
 
 _KEEP = "keep"
 
@@ -93,7 +96,7 @@ def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | 
 @threads_option
 def command(
     model: Path,
-    lora: tuple[tuple[Path, float], ...] | None,
+    lora: tuple[Adapter, ...] | None,
     output: Path,
     file_type: str | None,
     rounding: str,
@@ -110,20 +113,9 @@ def command(
     opened = load(model, [*adapters])
     importance = read_imatrix(imatrix) if imatrix else None
     choice = choose_template(opened.tokenizer, (path for path, _ in adapters), None)
-    show = RewriteProgress(opened.file)
-    if adapters:
-        losses = merge(opened, output, file_type, show, importance, rounding, choice.metadata)
-    else:
-        losses = rewrite(
-            opened.file,
-            output,
-            file_type,
-            {},
-            show,
-            allow_requantize,
-            importance,
-            rounding=rounding,
-        )
+    losses = _write(
+        opened, output, file_type, allow_requantize, importance, rounding, choice.metadata
+    )
     if tensors:
         with gguf.open(output) as written:
             say_tensors(opened.file, written, losses, update_counts(opened))
@@ -132,12 +124,31 @@ def command(
     )
     say_unweighted(losses, importance)
     say_sizes(opened.file, output)
-    if adapters:
-        say(f"with {', '.join(adapter_word(given) for given in adapters)}")
-    else:
-        kind = f", as {file_type}" if file_type else ""
-        say(f"without an adapter (--lora): the model's own weights{kind}")
+    say(_about(adapters, file_type))
     choice.say()
+
+
+def _write(
+    opened: Model,
+    output: Path,
+    file_type: str | None,
+    allow_requantize: bool,
+    importance: ImportanceMatrix | None,
+    rounding: str,
+    metadata: Mapping[str, str | None],
+) -> PackingLosses:
+    """Write the model with its adapters in its weights; without any, as it is."""
+    show = RewriteProgress(opened.file)
+    if opened.adapters:
+        return merge(opened, output, file_type, show, importance, rounding, metadata)
+    return rewrite(opened.file, output, file_type, {}, show, allow_requantize, importance)
+
+
+def _about(adapters: Sequence[Adapter], file_type: str | None) -> str:
+    if adapters:
+        return f"with {', '.join(map(adapter_word, adapters))}"
+    kind = f", as {file_type}" if file_type else ""
+    return f"without an adapter (--lora): the model's own weights{kind}"
 
 
 command.help = f"{command.help}\n\nTYPE is {_KEEP} or one of {', '.join(FILE_TYPES)}."
