@@ -53,8 +53,8 @@ def read_preferences(
     """Windows of the "pairs", or of the answers of "labels", of JSON Lines, JSON, CSV or parquet.
 
     Files, config, cache and held_out are as of `read_corpus`. Raises DataError for files that
-    cannot be read or are plain text, rows that are not as wanted, and as `preference_corpus` does;
-    ConfigError for settings that would do nothing.
+    cannot be read or are plain text, rows that have no preference or do not fit into a window, and
+    fewer than two single answers; ConfigError for settings that would do nothing.
     """
     if faults := unused_by_answers(config, f"an objective of {kind}"):
         raise ConfigError(faults)

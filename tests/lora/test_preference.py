@@ -1,12 +1,16 @@
 """Preferences: what is in a window, the formulas, and that such runs are runs like any other."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora import (
+    DataConfig,
     LoraConfig,
+    Source,
     StepReport,
     TrainConfig,
     Trainer,
@@ -15,8 +19,8 @@ from pyggml.lora import (
     train_tensors,
 )
 from pyggml.lora.data import Corpus
-from pyggml.lora.data.records.rows import LabelledRow, PreferenceRow, RowPlace, TextRow
-from pyggml.lora.data.windows.answers import Answer, preference_corpus, preferences
+from pyggml.lora.data.preferences import read_preferences
+from pyggml.lora.data.windows.answers import Answer, preferences
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.answers import answer_batches
 from pyggml.lora.objectives.choice import objective_of
@@ -32,6 +36,7 @@ class Letters:
     """A tokenizer of 40 letters, of which the first ends a text."""
 
     eos_id, eot_id, bos_id, add_bos, add_eos = 0, None, None, False, False
+    chat_templates = ()
 
     def encode(self, text, parse_special=False):
         return [ord(c) - ord("@") for c in text]
@@ -130,26 +135,30 @@ def unique_in_order(data, window):
 
 
 def test_rows_become_answers():
-    place = RowPlace("a.jsonl", "line", 1)
-    rows = [
-        PreferenceRow(place, "AB", "CD", "E"),
-        PreferenceRow(place, "BC", "DA", "EF"),
-        LabelledRow(place, "AB", "CC", False),
+    def read(kind, rows, ctx=16, share=0.0):
+        source, config = Source(Path("a"), rows=rows), DataConfig(ctx=ctx, val_split=share)
+        return read_preferences([source], Letters(), config, kind)
+
+    pairs = [
+        {"prompt": "AB", "chosen": "CD", "rejected": "E"},
+        {"prompt": "BC", "chosen": "DA", "rejected": "EF"},
     ]
-    corpus = preference_corpus(rows[:2], Letters(), 16, 0.5, "pairs")
+    answers = [{"prompt": "AB", "completion": "CC", "label": False}]
+    corpus = read("pairs", pairs, share=0.5)
     assert corpus.n_documents == 2 and corpus.n_held_out == 1 and corpus.kind == "pairs"
     assert list(corpus.train.tokens[0, :10]) == [2, 3, 4, 1, 0, 2, 3, 5, 6, 0]
     assert corpus.train.n_targets() == 6  # two letters and an end, twice
-    kto = preference_corpus(rows, Letters(), 16, 0.0, "labels")
-    assert kto.n_documents == 5  # a pair is two answers
-    with pytest.raises(DataError, match="a.jsonl: line 1 has a label, wanted a pair"):
-        preference_corpus(rows, Letters(), 16, 0.0, "pairs")
-    with pytest.raises(DataError, match="line 1 has 10 tokens, prompts included, the most of 2"):
-        preference_corpus(rows[:2], Letters(), 6, 0.0, "pairs")
-    with pytest.raises(DataError, match="line 1 has no preference: wanted prompt, chosen"):
-        preference_corpus([TextRow(place, "A")], Letters(), 16, 0.0, "pairs")
+    assert read("labels", 5 * answers).n_documents == 5
+    with pytest.raises(DataError, match="a: row 3 has .*completion and label, which"):
+        read("pairs", pairs + answers)
+    with pytest.raises(DataError, match="a: row 1 has .*chosen and rejected, which"):
+        read("labels", pairs)
+    with pytest.raises(DataError, match="row 2 has 10 tokens, prompts included, the most of 2"):
+        read("pairs", pairs, ctx=6)
+    with pytest.raises(DataError, match="row 1 "):
+        read("pairs", ["A"])
     with pytest.raises(DataError, match="there is one, wanted two"):
-        preference_corpus(rows[2:], Letters(), 16, 0.0, "labels")
+        read("labels", answers)
 
 
 # -- losses -------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ from pyggml.lora.data.records.rows import (
     RowPlace,
 )
 from pyggml.lora.data.tokens.chats import CUT, first_round
-from pyggml.lora.data.tokens.documents import Document, Documents, Writer
+from pyggml.lora.data.tokens.documents import Document, Documents
 from pyggml.lora.data.tokens.encode import Encoding, encode
-from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows
+from pyggml.lora.data.windows.batches import Dataset, FileWindows
 from pyggml.lora.data.windows.packing import held_out
 from pyggml.tokenizer import Tokenizer
 
@@ -183,37 +183,15 @@ def _after_same_prompt(*answers: Document) -> list[Document]:
     return parts
 
 
-def preference_corpus(
-    rows: Sequence[Row],
-    tokenizer: Tokenizer,
-    ctx: int,
-    val_split: float,
-    kind: str,
-) -> Corpus:
-    """Windows of "pairs", or of the single answers of "labels", and those held out.
-
-    Pairs are single answers too, a wanted and an unwanted one. Raises DataError for rows that have
-    no preference or do not fit into a window, and for fewer than two single answers.
-    """
-    writer, config = Writer(None), DataConfig(ctx=ctx, val_split=val_split)
-    for row in rows:
-        try:
-            documents = documents_of(row, tokenizer, Encoding())
-        except BadValue as bad:
-            raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
-        for document in documents:
-            writer.add(document, row.place)
-    file, unit = (rows[0].place.file, rows[0].place.unit) if rows else ("", "")
-    whole = windows_of(writer.documents(), file, unit, config, val_split, kind)
-    return Corpus(
-        whole.train, whole.validation if len(whole.validation) else None, (whole.summary,)
-    )
-
-
 def windows_of(
     documents: Documents, file: str, unit: str, config: DataConfig, val_split: float, kind: str
 ) -> FileWindows:
-    """The same of documents that `documents_of` made, two for each row of this file."""
+    """Windows of "pairs", or of the single answers of "labels", and those held out: of documents
+    that `documents_of` made, two for each row of this file.
+
+    Pairs are single answers too, a wanted and an unwanted one. Raises DataError for rows that have
+    no pair or do not fit into a window.
+    """
     alone, units, places = kind == "labels", list[list[Answer]](), list[RowPlace]()
     assert documents.places is not None or not len(documents)
     for i in range(0, len(documents), 2):
