@@ -21,7 +21,7 @@ OTHERS = sorted(
 
 # The map: a room may import itself and the rooms of earlier lines, never those of later ones.
 MAP = """
-errors extras files heap hub settings sizes
+errors extras files granted heap hub settings sizes
 formulas
 graph
 backends.base backends.kit

@@ -8,6 +8,7 @@ import tiny_models
 from tiny_models import TOKENS, VOCABULARY
 
 import pyggml as library
+from pyggml.tokenizer import from_metadata
 
 TEXTS = ["the thing", "other", "the path"]
 
@@ -64,6 +65,23 @@ def test_a_pair_has_the_template_s_places_and_no_control_tokens_of_its_own(model
     ends = library.load(model_with(tokenizer__ggml__add_eos_token=True)).tokenizer
     a, b = (plain.encode(x)[0] for x in "ab")
     assert ends.encode_pair("a", "b") == [a, end, b, end]
+
+
+@pytest.mark.parametrize(
+    ("keys", "between", "after"),
+    [
+        ({}, [2], []),  # files of before
+        ({"add_eos_token": True, "eos_token_id": 2, "add_sep_token": False}, [2], [2]),  # today's
+        ({"add_eos_token": True}, [2, 2], [2]),
+    ],
+)
+def test_a_pair_of_bert_has_the_tokens_that_llama_server_gives_it(keys, between, after):
+    """Its scores of such models were these: a separator for EOS where there is none."""
+    tokens = ["[UNK]", "[CLS]", "[SEP]", "▁a", "▁b"]
+    keys |= {"model": "bert", "tokens": tokens, "bos_token_id": 1, "seperator_token_id": 2}
+    keys |= {"unknown_token_id": 0, "token_type": np.array([3, 3, 3, 1, 1], np.int32)}
+    tokenizer = from_metadata({f"tokenizer.ggml.{name}": value for name, value in keys.items()})
+    assert tokenizer.encode_pair("a", "b") == [1, 3, *between, 4, *after]
 
 
 @pytest.mark.parametrize(

@@ -236,18 +236,9 @@ def test_there_are_as_many_threads_as_cores_that_may_be_used():
     assert done.stdout.split() == ["1", "True", "0"]
 
 
-@pytest.mark.parametrize(
-    ("limits", "wanted"),
-    [({}, 8), ({"": "max 100000"}, 8), ({"a/b": "150000 100000"}, 2), ({"a": "50000 100000"}, 1)],
-)
-def test_a_container_s_share_of_the_cores_limits_them(tmp_path, monkeypatch, limits, wanted):
+@pytest.mark.parametrize(("share", "wanted"), [(float("inf"), 8), (1.5, 2), (0.5, 1)])
+def test_a_container_s_share_of_the_cores_limits_them(monkeypatch, share, wanted):
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
     monkeypatch.setattr(cores.config, "NUMBA_NUM_THREADS", 8)
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(cores, "_OWN_GROUP", tmp_path / "own")
-    (tmp_path / "own").write_text("1:cpu:/other\n0::/a/b\n")
-    for group, limit in limits.items():
-        folder = tmp_path / "groups" / group
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cpu.max").write_text(limit + "\n")
+    monkeypatch.setattr(cores.granted, "cores", lambda: share)
     assert cores.n_cores.__wrapped__() == wanted

@@ -13,6 +13,7 @@ from pyggml.cli.terminal.exit import option
 from pyggml.cli.terminal.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
+from pyggml.granted import total_memory
 from pyggml.lora import (
     Adapter,
     Corpus,
@@ -191,7 +192,7 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
 
 
 def say_memory(reserved: RunMemory, config: TrainConfig) -> None:
-    """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
+    """Print the memory of a run; ConfigError if there is less than its unmapped part."""
     checkpointing = config.grad_checkpointing
     own = reserved.arena + reserved.parameters
     graph = f"{size(reserved.arena)} for the graph" + ", gradient checkpointing" * checkpointing
@@ -206,9 +207,7 @@ def say_memory(reserved: RunMemory, config: TrainConfig) -> None:
         row(
             "", f"each tensor's step follows its gradient: {clip if config.clip else 'not clipped'}"
         )
-    import psutil
-
-    there = int(psutil.virtual_memory().total)
+    there = total_memory()
     if own > there:
         less = "a smaller --batch or --ctx" + " or --grad-checkpointing" * (not checkpointing)
         raise ConfigError(

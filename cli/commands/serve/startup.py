@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import pyggml.threads
 from pyggml import load
 from pyggml.chat import MODEL, find_template
@@ -35,6 +33,7 @@ from pyggml.generation import Batch, Context, Sampling
 from pyggml.generation.form import compile_form
 from pyggml.generation.serving import Idle, Relay, Scheduler, Worker
 from pyggml.generation.serving.worker import Schedules
+from pyggml.granted import free_memory
 from pyggml.heap import give_back
 from pyggml.model import Model
 
@@ -209,12 +208,6 @@ def _keep(voices: Voices, models: Sequence[Model]) -> None:
     give_back()
     with progress_lines():
         row("closed", ", ".join(closed))
-
-
-def free_memory() -> int:
-    """Bytes of the host that programs can have, those of files that it keeps to read again among
-    them."""
-    return int(psutil.virtual_memory().available)
 
 
 def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> ChatWriter:

@@ -10,8 +10,8 @@ import mmap
 import sys
 
 import numpy as np
-import psutil
 
+from pyggml.granted import free_memory
 from pyggml.graph.call import Call
 
 ENOUGH = 2  # times the bytes of a file: with so many free, none of its pages need be released
@@ -19,8 +19,8 @@ LEAST = 1 << 16  # bytes; the system maps pages in runs of this size
 
 
 def are_scarce(n_bytes: int) -> bool:
-    """Whether the system has too little memory free to keep the pages of so large a file."""
-    return int(psutil.virtual_memory().available) < ENOUGH * n_bytes
+    """Whether this process may have too little more memory to keep the pages of so large a file."""
+    return free_memory() < ENOUGH * n_bytes
 
 
 def release(a: np.ndarray) -> Call | None:

@@ -1,7 +1,6 @@
 """The models of a folder: each is opened when it is asked for, and they take turns."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
@@ -29,8 +28,7 @@ def served(folder, pyggml, monkeypatch):
 
     def start(n_free, *more):
         monkeypatch.setattr(startup, "serve", lambda app, *rest: apps.append(app))
-        memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=n_free))
-        monkeypatch.setattr(startup, "psutil", memory)
+        monkeypatch.setattr(startup, "free_memory", lambda: n_free)
         ended = pyggml("serve", "--models", folder, *more, "--port", 0, "--parallel", 2)
         assert ended.code == startup.STOPPED, ended.err
         return TestClient(apps[-1], base_url="http://127.0.0.1"), ended.out
