@@ -51,7 +51,7 @@ def test_an_adapter_is_no_model(tmp_path):
     square = np.ones((2, 2), np.float32)
     pair = [(f"blk.0.attn_q.weight.lora_{x}", F32, square.shape, square) for x in "ab"]
     gguf.write(path, {"general.architecture": "llama", "general.type": "adapter"}, pair)
-    assert "no matrix token_embd.weight" in refusal(path)
+    assert "general.type is 'adapter', wanted a model" in refusal(path)
 
 
 def test_what_is_no_file_at_all(tmp_path):
