@@ -22,15 +22,16 @@ from pyggml.generation import Session
 from measures import nmse
 
 NAMES = sorted(p.stem for p in GOLDEN.glob("*.npz"))
-each = pytest.mark.parametrize("name", NAMES)
+each = pytest.mark.parametrize("name", NAMES, scope="module")  # a model is written once
 
 
-@pytest.fixture
-def model(name, tmp_path):
-    return pyggml.load(write(tmp_path / "model.gguf", *VARIANTS[name]), compute="f32")
+@pytest.fixture(scope="module")
+def model(name, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "model.gguf"
+    return pyggml.load(write(path, *VARIANTS[name]), compute="f32")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def values(name):
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return dict(arrays)
@@ -71,7 +72,7 @@ def test_a_cache_changes_nothing(name, model, values):
 
 
 @pytest.mark.filterwarnings("ignore:table leaves")
-@pytest.mark.parametrize("name", sorted(GELUS))
+@pytest.mark.parametrize("name", sorted(GELUS), scope="module")
 def test_behind_gelus_it_is_the_table_that_differs(name, values, tmp_path):
     """With GELUs rounded as llama.cpp's are, as little is left as elsewhere. An adapter's rounding
     takes a few arguments to the next half."""
