@@ -4,7 +4,7 @@ from pyggml import threads
 
 threads.set(2)  # from now on
 threads.get()  # 2
-threads.most()  # what this process was started with: all cores, or NUMBA_NUM_THREADS
+threads.most()  # all cores that this process has, or NUMBA_NUM_THREADS if that is less
 threads.set(0)  # that many
 """
 

@@ -119,6 +119,8 @@ def run(script, first="", warning="", **environment):
 
 START = f"""
 import os, signal, sys, threading, time
+from numba.core import config
+config.NUMBA_DEFAULT_NUM_THREADS = config.NUMBA_NUM_THREADS  # as if there were as many cores
 sys.path.append({str(Path(loops.__file__).parent)!r})
 import numpy as np
 from loops import double
@@ -160,6 +162,11 @@ print(all(right), len(right))
 """
     done = run(script, warning=absent(layer), NUMBA_THREADING_LAYER=layer)
     assert done == ["True", "400"]
+
+
+def test_six_threads_wake_each_other():
+    script = "print(all([compute() for _ in range(300)]), len(pool._threads))"
+    assert run(script, NUMBA_NUM_THREADS="6") == ["True", "5"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -226,9 +233,11 @@ time.sleep(0.1)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
-def test_there_are_as_many_threads_as_cores_that_may_be_used():
-    script = "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});" + START
-    env = {name: value for name, value in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+@pytest.mark.parametrize("asked", [{}, {"NUMBA_NUM_THREADS": "16"}])
+def test_there_are_as_many_threads_as_cores_that_may_be_used(asked):
+    script = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    env = {name: value for name, value in os.environ.items() if name != "NUMBA_NUM_THREADS"} | asked
+    script += "from pyggml import threads" + START.replace("config.NUMBA_DEFAULT", "_")
     script += "print(threads.most(), compute(), len(pool._threads))"
     done = subprocess.run(
         [sys.executable, "-P", "-c", script], env=env, capture_output=True, text=True, check=True
@@ -238,7 +247,7 @@ def test_there_are_as_many_threads_as_cores_that_may_be_used():
 
 @pytest.mark.parametrize(("share", "wanted"), [(float("inf"), 8), (1.5, 2), (0.5, 1)])
 def test_a_container_s_share_of_the_cores_limits_them(monkeypatch, share, wanted):
-    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
-    monkeypatch.setattr(cores.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(cores.config, "NUMBA_DEFAULT_NUM_THREADS", 8)
+    monkeypatch.setattr(cores.config, "NUMBA_NUM_THREADS", 16)
     monkeypatch.setattr(cores.granted, "cores", lambda: share)
     assert cores.n_cores.__wrapped__() == wanted
