@@ -9,7 +9,7 @@ from pyggml.errors import Fault
 from pyggml.model import COMPUTE_TYPES
 from pyggml.settings import SEED, Settings, at_least, one_of, setting
 
-OPTIMISERS = ("adamw", "adamw8bit", "lion", "sgd")
+OPTIMISERS = ("adamw", "adamw8bit", "lion", "muon", "sgd")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
 
 # As float32, in which steps are computed: with a β2 of 1 there, no second moment would ever grow.
@@ -129,7 +129,8 @@ class TrainConfig(Settings):
     optimiser: str = setting(
         "adamw",
         "adamw; adamw8bit, whose state is a quarter as large, in 8 bits by blocks; lion, whose "
-        "state is half as large and which wants a third to a tenth of the learning rate; or sgd, "
+        "state is half as large and which wants a third to a tenth of the learning rate; muon, for "
+        "matrices of blocks, which learns in fewer and longer steps; or sgd, "
         "which has no state and wants a far higher one",
         *one_of(OPTIMISERS),
         group="optimiser",
@@ -309,8 +310,7 @@ class TrainConfig(Settings):
             "warmup_steps": self.warmup_ratio and "does nothing beside warmup_ratio",
             "beta1": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
             "beta2": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
-            "eps": not self.optimiser.startswith("adamw")
-            and f"is for adamw, not for {self.optimiser}",
+            "eps": self.optimiser in ("lion", "sgd") and f"is for adamw, not for {self.optimiser}",
             "patience": not self.val_every and "wants validations on the way: val_every is 0",
         }
         for name, why in whys.items():

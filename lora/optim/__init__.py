@@ -14,6 +14,7 @@ from pyggml.lora.optim.adamw import FlatAdamW
 from pyggml.lora.optim.adamw_8bit import FlatAdamW8bit
 from pyggml.lora.optim.in_backward import StepsInBackward
 from pyggml.lora.optim.lion import FlatLion
+from pyggml.lora.optim.muon import FlatMuon
 from pyggml.lora.optim.optimiser import FlatOptimiser
 from pyggml.lora.optim.sgd import FlatSGD
 
@@ -21,6 +22,7 @@ OPTIMISERS: dict[str, type[FlatOptimiser]] = {
     "adamw": FlatAdamW,
     "adamw8bit": FlatAdamW8bit,
     "lion": FlatLion,
+    "muon": FlatMuon,
     "sgd": FlatSGD,
 }
 
@@ -29,6 +31,7 @@ __all__ = [
     "FlatAdamW",
     "FlatAdamW8bit",
     "FlatLion",
+    "FlatMuon",
     "FlatOptimiser",
     "FlatSGD",
     "StepsInBackward",
@@ -37,6 +40,8 @@ __all__ = [
 
 
 def kept_bytes(config: TrainConfig, parameters: Parameters) -> int:
-    """Bytes kept besides the parameters and their gradient: moments, and the best parameters."""
-    kept = OPTIMISERS[config.optimiser].state_arrays(parameters)
-    return sum(a.nbytes for a in kept.values()) + config.keep_best * parameters.data.nbytes
+    """Bytes kept besides the parameters and their gradient: moments, those that a step is computed
+    in, and the best parameters."""
+    optimiser = OPTIMISERS[config.optimiser](parameters, config)
+    kept = sum(a.nbytes for a in optimiser.state_arrays(parameters).values())
+    return kept + optimiser.work_bytes + config.keep_best * parameters.data.nbytes

@@ -4,7 +4,7 @@ It keeps a quarter of AdamW's state. Tensors of fewer than LEAST numbers, such a
 keep theirs in float32.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -23,7 +23,7 @@ Place = tuple[str, int, int]  # an array, and of what it holds of a tensor the s
 class FlatAdamW8bit(FlatAdamW):
     """One node for each tensor: OPT_STEP_ADAMW for a small one, else OPT_STEP_ADAMW_8BIT."""
 
-    moments = ()
+    moments, is_by_tensor = (), True
 
     def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
         is_small = len(moments_and_settings) == 3
@@ -56,10 +56,6 @@ class FlatAdamW8bit(FlatAdamW):
     @cached_property
     def _at(self) -> Mapping[str, Place]:
         return _places(self.parameters)
-
-    def _updates(self) -> Iterator[Tensor]:
-        for name, gradient in self.parameters.gradients.items():
-            yield self.step_of(name, gradient)
 
 
 def _places(parameters: Parameters) -> Mapping[str, Place]:

@@ -27,11 +27,13 @@ class FlatOptimiser(ABC):
     moments       the buffers of Parameters that it updates in each step
     n_settings    how many further numbers a step reads
     has_squares   whether a moment is a mean of the gradient's squares
+    is_by_tensor  whether a step is one of each tensor, else of each group
     """
 
     moments: ClassVar[tuple[str, ...]]
     n_settings: ClassVar[int]
     has_squares: ClassVar[bool] = False
+    is_by_tensor: ClassVar[bool] = False
 
     def __init__(
         self, parameters: Parameters, config: TrainConfig, devices: Devices | None = None
@@ -52,6 +54,11 @@ class FlatOptimiser(ABC):
     def state_arrays(cls, parameters: Parameters) -> Mapping[str, np.ndarray]:
         """What steps keep besides the parameters, by name; memory is taken when they are made."""
         return {name: getattr(parameters, name) for name in cls.moments}
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes that a step is computed in."""
+        return 0
 
     def step_of(self, name: str, gradient: Tensor) -> Tensor:
         """The node that takes a step of one tensor, whose moments are leaves of their own: of a
@@ -113,8 +120,11 @@ class FlatOptimiser(ABC):
         return [bind(each, arenas=arenas) for each in schedules]
 
     def _updates(self) -> Iterator[Tensor]:
-        """One node for each group; of the whole buffers if there is one group."""
+        """One node for each tensor, or for each group; of the whole buffers if that is one."""
         p = self.parameters
+        if self.is_by_tensor:
+            yield from (self.step_of(name, gradient) for name, gradient in p.gradients.items())
+            return
         buffers = [p.buffers[name] for name in ("data", "gradient", *self.moments)]
         for first, n, rate in p.groups:
             whole = len(p.groups) == 1

@@ -26,7 +26,7 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
     routers = (name for name in model.parts.weights if name.endswith("ffn_gate_inp.weight"))
     if config.router_aux_loss_coef and not any(routers):
         faults.append(("router_aux_loss_coef", "wants a mixture of experts: this model has none"))
-    on_host = {"optimiser": config.optimiser == "adamw8bit", "step_in_backward": True}
+    on_host = {"optimiser": config.optimiser in ("adamw8bit", "muon"), "step_in_backward": True}
     cards = [b.name for b in model.devices.backends if not b.is_host]
     for name, is_so in on_host.items() if cards else ():
         if is_so and (value := getattr(config, name)):

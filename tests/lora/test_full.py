@@ -44,7 +44,13 @@ def test_losses_of_moments_in_8_bits_are_bitsandbytes_own(architecture):
 
 @pytest.mark.parametrize(
     "optimiser, more",
-    [("adamw", {}), ("adamw8bit", {}), ("sgd", {}), ("adamw8bit", {"step_in_backward": True})],
+    [
+        ("adamw", {}),
+        ("adamw8bit", {}),
+        ("sgd", {}),
+        ("adamw8bit", {"step_in_backward": True}),
+        ("muon", {}),
+    ],
 )
 def test_a_resumed_run_and_any_number_of_threads_make_the_same_bits(
     tiny, tmp_path, optimiser, more, monkeypatch

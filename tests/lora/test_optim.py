@@ -6,7 +6,7 @@ import pytest
 from pyggml import gguf
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.lora import Parameters, TrainConfig, Trainer
-from pyggml.lora.optim import OPTIMISERS, FlatLion, adamw_8bit, kept_bytes
+from pyggml.lora.optim import OPTIMISERS, FlatAdamW, FlatLion, FlatMuon, adamw_8bit, kept_bytes
 
 from runs import state, steps
 
@@ -31,6 +31,35 @@ def test_lion_takes_steps_of_the_sign_alone():
     for name, t in parameters.tensors.items():
         np.testing.assert_allclose(t.data, p[name], rtol=1e-5, atol=1e-6)
     assert not parameters.v.any()
+
+
+def test_muon_takes_orthogonal_steps_of_matrices_and_adamw_s_of_the_rest():
+    """Twenty steps of the formula; a wide, a tall matrix, two experts, a norm and a table."""
+    blocks = {"blk.0.wide": (12, 20), "blk.0.tall": (20, 12), "blk.0.experts": (2, 8, 6)}
+    parameters = Parameters({**blocks, "blk.0.norm": (7,), "table": (5, 4)}, rates={"table": 2})
+    config = TrainConfig(optimiser="muon", weight_decay=0.3, clip=0.0)
+    rng, optimiser = np.random.default_rng(0), FlatMuon(parameters, config)
+    other = Parameters(
+        {name: t.shape for name, t in parameters.tensors.items()}, rates={"table": 2}
+    )
+    twin, m = FlatAdamW(other, config), {name: np.zeros(shape) for name, shape in blocks.items()}
+    parameters.data[:] = other.data[:] = rng.normal(size=parameters.data.size)
+    w = {name: parameters.tensors[name].data.astype(np.float64) for name in blocks}
+    for n in range(1, 21):
+        parameters.gradient[:] = other.gradient[:] = rng.normal(size=parameters.data.size)
+        for name, shape in blocks.items():
+            g = parameters.gradients[name].data.astype(np.float64)
+            m[name] = 0.9 * m[name] + 0.1 * g
+            x = 0.9 * m[name] + 0.1 * g
+            x /= np.sqrt((x**2).sum((-2, -1), keepdims=True))
+            for _ in range(5):
+                s = x @ x.swapaxes(-2, -1)
+                x = 3.4445 * x + (-4.775 * s + 2.0315 * s @ s) @ x
+            w[name] = w[name] * (1 - 0.01 * 0.3) - 0.01 * 0.2 * max(shape[-2:]) ** 0.5 * x
+        optimiser.step(0.01, n)
+        twin.step(0.01, n)
+    for name, t in parameters.tensors.items():
+        np.testing.assert_allclose(t.data, w.get(name, other.tensors[name].data), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
@@ -87,7 +116,8 @@ def test_steps_in_the_backward_pass_make_the_same_bits(trainer_of, monkeypatch, 
     assert within.history.losses == after.history.losses
     assert after.parameters.gradient.any() and not within.parameters.gradient.any()
     held = (trainer.reserve().parameters for trainer in (after, within))
-    assert next(held) - next(held) == within.parameters.gradient.nbytes
+    work = after.optimiser.work_bytes
+    assert next(held) - next(held) == within.parameters.gradient.nbytes + work
 
 
 def test_they_clip_by_the_norm_of_the_step_before(trainer_of):

@@ -56,8 +56,11 @@ def model_of(architecture):
 
 
 def trainer_of(path, optimiser, n_steps=None, backends=(), ctx=32, **more):
-    """What is trained, and a run of it with the golden settings, or of its first steps."""
-    settings = json.loads(str(golden()["settings"]))[optimiser] | more
+    """What is trained, and a run of it with the golden settings, or of its first steps. Optimisers
+    that PyTorch has not trained with take AdamW's."""
+    golden_settings = json.loads(str(golden()["settings"]))
+    others = golden_settings["adamw"] | {"optimiser": optimiser}
+    settings = golden_settings.get(optimiser, others) | more
     n = settings["batch"] * (n_steps or settings["max_steps"]) * settings.get("grad_accum", 1)
     settings["max_steps"] = n_steps or settings["max_steps"]
     trained = train_tensors(pyggml.load(path, compute="f32", backends=backends), ["*"])
