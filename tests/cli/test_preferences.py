@@ -30,10 +30,7 @@ def rows(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    "kind, records",
-    [("dpo", PAIRS), ("orpo", PAIRS), ("kto", ANSWERS), ("simpo", PAIRS), ("ipo", PAIRS)],
-)
+@pytest.mark.parametrize("kind, records", [("dpo", PAIRS), ("kto", ANSWERS)])
 def test_preferences_become_an_adapter(kind, records, rows, tmp_path, finetune):
     ended = finetune("--objective", kind, *LONGER, data=rows(records))
     assert ended.code == 0, ended.err
@@ -45,7 +42,7 @@ def test_preferences_become_an_adapter(kind, records, rows, tmp_path, finetune):
     assert f'objective: "{kind}"' in (tmp_path / "adapter.yaml").read_text("utf-8")
 
 
-@pytest.mark.parametrize("kind, records", [("dpo", PAIRS), ("kto", ANSWERS), ("orpo", PAIRS)])
+@pytest.mark.parametrize("kind, records", [("orpo", PAIRS), ("kto", ANSWERS)])
 def test_a_model_that_was_written_is_validated(kind, records, rows, tmp_path, finetune):
     ended = finetune(
         *("--objective", kind, *LONGER, "--dora", "--val-split", 0.25, "--val-every", 4),
