@@ -354,6 +354,14 @@ def test_no_text_of_an_argument_ends_it(word):
     assert reads(reader_of(of("Hermes")), text * 2)[2] == [("get_weather", arguments)] * 2
 
 
+def test_of_calls_alone_what_was_cut_off_before_its_arguments_is_no_content():
+    text = f"\n\n{CALL}\n<tool_call>\n{{ "
+    reader = lambda: AnswerReader(of("Hermes"), [TOOL], THINK, calls_alone=True)  # noqa: E731
+    assert reads(reader, text) == ("", "", ONE)
+    assert reads(reader, f"<think>Hm.</think>{text}") == ("Hm.", "", ONE)
+    assert "tool_call" in reads(reader_of(of("Hermes")), text)[1]
+
+
 def test_a_value_out_of_place_is_no_fault():
     """llama.cpp 22072, 23516: broken arguments ended the answer with a fault of the server."""
     broken = '{"name": "get_weather", "arguments": {\'city\': \'Rome\'}}'

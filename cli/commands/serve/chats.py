@@ -103,4 +103,5 @@ class ChatWriter:
         is_open = is_opened(end, self.thought)
         tools = params.choice.tools if params.choice else ()
         syntax = self.calls.syntax if self.calls and tools else None
-        return lambda: AnswerReader(syntax, tools, self.thought, is_open)
+        needs = params.choice is not None and params.choice.needs
+        return lambda: AnswerReader(syntax, tools, self.thought, is_open, calls_alone=needs)

@@ -41,10 +41,12 @@ class AnswerReader:
         tools: Sequence[Mapping[str, Any]] = (),
         thought: Thought | None = None,
         is_open: bool = False,
+        calls_alone: bool = False,
     ) -> None:
         """syntax: None reads no calls. thought: its marks, if there may be one. is_open: whether
-        the prompt has begun it."""
-        self._syntax, self._thought = syntax, thought
+        the prompt has begun it. calls_alone: whether a grammar holds the answer to calls, so that a
+        beginning of one, where the answer was cut off, is no content."""
+        self._syntax, self._thought, self._calls_alone = syntax, thought, calls_alone
         self._schemas = {t["function"]["name"]: t["function"].get("parameters") for t in tools}
         bare = [f"{syntax.bare}{name}(" for name in self._schemas] if syntax and syntax.bare else []
         self._marks = (*syntax.marks, *bare) if syntax else ()
@@ -68,7 +70,7 @@ class AnswerReader:
         while self._text and self._step(True):
             pass
         if self._space and not self.n_calls and self._step == self._talk:
-            self._said.append(Said(content=self._space))
+            self._content(self._space)
         said, self._said = self._said, []
         return said
 
@@ -153,8 +155,10 @@ class AnswerReader:
             self._said.append(Said(reasoning=text))
 
     def _tell(self, text: str) -> None:
-        text = self._spaced(text)
-        if text:
+        self._content(self._spaced(text))
+
+    def _content(self, text: str) -> None:
+        if text and not self._calls_alone:
             self._said.append(Said(content=text))
 
     def _spaced(self, text: str) -> str:
