@@ -20,6 +20,10 @@ import pytest
 from extras import summary, wants_extra
 from hypothesis import HealthCheck, settings
 
+# Files of tests need not outlive a loss of power, and a disk takes milliseconds to write each. What
+# tests start in other processes waits for the disk, as it does for users.
+os.fsync = lambda handle: None
+
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **PATIENT)
 settings.register_profile("others", **PATIENT)
