@@ -295,11 +295,29 @@ def run_tasks(code, frame, n_tasks):
         task += n
 
 
+@intrinsic
+def _word_at(typing: Any, address: Any) -> Any:
+    """The integer at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], I64.as_pointer()))
+
+    return types.int64(types.int64), codegen
+
+
 @kernel
-def run_all(regions):
-    """The same for regions one after the other: (code, frame, tasks) of each."""
-    for code, frame, n_tasks in regions:
+def run_all(regions, first):
+    """The same for regions one after the other, from this one on: (code, frame, tasks, address of
+    the word that says how many tasks there are, or 0) of each. The number of the first that has
+    fewer than none, where it stops; else how many regions there are."""
+    for i in range(first, len(regions)):
+        code, frame, n_tasks, says = regions[i]
+        if says:
+            n_tasks = _word_at(says)
+        if n_tasks < 0:
+            return i
         run_tasks(code, frame, n_tasks)
+    return len(regions)
 
 
 @intrinsic
@@ -341,16 +359,6 @@ def write_tuple(words, values):
 
 
 _LOOP_WORDS = 7
-
-
-@intrinsic
-def _word_at(typing: Any, address: Any) -> Any:
-    """The integer at an address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], I64.as_pointer()))
-
-    return types.int64(types.int64), codegen
 
 
 @intrinsic

@@ -13,7 +13,7 @@ from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
-from pyggml.jit.tasks import Stage, launch, stage, task_code
+from pyggml.jit.tasks import TaskStage, launch, stage, task_code
 from pyggml.kernels.attention.amx_softmax import ScoreBlock, softmax_rows
 from pyggml.kernels.attention.amx_tile import (
     BC,
@@ -187,7 +187,7 @@ def takes(problem: AttentionProblem) -> bool:
     return rounds and fits and problem.n_queries >= SIDE
 
 
-def pack(code: Code, x: np.ndarray, packed: np.ndarray, parts: int, memory: Scratch) -> Stage:
+def pack(code: Code, x: np.ndarray, packed: np.ndarray, parts: int, memory: Scratch) -> TaskStage:
     """A stage that packs x."""
     n_blocks = -(-len(x) // BC)
     f = TilePacking(
@@ -197,11 +197,11 @@ def pack(code: Code, x: np.ndarray, packed: np.ndarray, parts: int, memory: Scra
     return stage(code, f, x.shape[1] * n_blocks)
 
 
-def launch_seen(span: np.ndarray, packing: list[Stage], stages: tuple[Stage, ...]) -> None:
+def launch_seen(span: np.ndarray, packing: list[TaskStage], stages: tuple[TaskStage, ...]) -> None:
     """Keys past the last one that any query sees are not packed: a cache is mostly empty."""
     n_used = int(span[:, 1].max())
-    for _, _, _, f in packing:
-        f.put(n_used=n_used)
+    for each in packing:
+        each.lies.put(n_used=n_used)
     launch(*packing, *stages)
 
 

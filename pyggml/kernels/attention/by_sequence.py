@@ -8,15 +8,24 @@ keys seen, however large the cache is, and its result that of the sequence alone
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
 
 from pyggml.errors import PyggmlError
 from pyggml.graph.call import Call
+from pyggml.jit.frames import Frame, Ints1, Ints2, Longs1, Longs2
 from pyggml.jit.scratch import Array, Layout, Scratch
-from pyggml.kernels.attention.path import PROBLEMS, AttentionPath, AttentionProblem, Forward
+from pyggml.jit.tasks import TaskStage, gate, launch, stage, task_code
+from pyggml.kernels.attention.path import (
+    PROBLEMS,
+    AttentionPath,
+    AttentionProblem,
+    Forward,
+    SomeQueries,
+    layout_of,
+)
 from pyggml.kernels.attention.tiles import MR
 
 MOST_TOGETHER = 16  # queries of a problem of few, which bounds its scratch
@@ -53,9 +62,43 @@ def by_sequence(paths: tuple[AttentionPath[Forward], ...]) -> AttentionPath[Forw
         return Layout(lse=Array((p.n_heads * p.n_queries,)), part=Array((n_bytes(p),), np.uint8))
 
     def bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
-        return Call(_BoundSequences(part_of, p, a, scratch).run)
+        bound = _BoundSequences(part_of, p, a, scratch)
+        of_few = bound.stages_of_few()
+        if not of_few:
+            return Call(bound.run)
+        return Call(launch, *of_few)
 
     return AttentionPath("by sequence", False, takes, layout, bind)
+
+
+class _Order(Frame):
+    """Which queries are few of their sequence."""
+
+    span: Ints2
+    few: Ints1  # the numbers of these
+    counts: Longs2  # of each group of MOST_TOGETHER of these, first how many they are
+    runs: Longs1  # one number: −1 if there are runs, else 0
+
+
+@task_code(_Order)
+def _order_task(f, task, thread):
+    n, n_few, first = len(f.span), 0, 0
+    f.runs[0] = 0
+    while first < n:
+        stop = first + 1
+        while stop < n and f.span[stop, 1] == f.span[stop - 1, 1] + 1:
+            if f.span[stop, 0] >= f.span[stop - 1, 1]:
+                break
+            stop += 1
+        if stop - first >= MR:
+            f.runs[0] = -1
+        else:
+            for t in range(first, stop):
+                f.few[n_few] = t
+                n_few += 1
+        first = stop
+    for group in range(len(f.counts)):
+        f.counts[group, 0] = min(max(n_few - group * MOST_TOGETHER, 0), MOST_TOGETHER)
 
 
 class _BoundSequences:
@@ -65,17 +108,33 @@ class _BoundSequences:
         self.part_of, self.p, self.a = part_of, p, a
         self.lse, self.memory = scratch["lse"], scratch["part"]
         self.few = part_of(p, 1, p.n_keys)[1]
-        self.all_few = self._of_few(a) if p.n_queries <= MOST_TOGETHER else None
         self.runs: dict[tuple[int, ...], tuple[Forward, Call]] = {}  # the last one used at the end
-        if self.all_few is None:  # the start of a prompt, most likely: nothing is bound as it runs
+        if p.n_queries > MOST_TOGETHER:  # the start of a prompt, most likely
             self.run_of(0, p.n_queries, 0, min(p.n_queries, p.n_seen))
 
-    def run(self) -> None:
-        """Attention of all queries."""
-        parts = list(_parts(self.a.span))
-        if self.all_few is not None and parts == [(0, self.p.n_queries, False)]:
-            return self.all_few()
-        for first, stop, is_run in parts:
+    def stages_of_few(self) -> list[TaskStage]:
+        """The stages of those queries that are no run, then those that are; none where the path of
+        few has none."""
+        n, of_some = self.p.n_queries, self.few.of_some
+        if of_some is None:
+            return []
+        most = replace(self.p, n_queries=min(n, MOST_TOGETHER))
+        scratch = layout_of(self.few, most).cut(self.memory)
+        few, runs = np.empty(n, np.int32), np.zeros(1, np.int64)
+        starts = range(0, n, MOST_TOGETHER)
+        counts = np.zeros((len(starts), 4), np.int64)
+        order = _Order(span=self.a.span, few=few, counts=counts, runs=runs)
+        stages = [stage(_order_task, order, 1)]
+        for start, own in zip(starts, counts, strict=True):
+            group = SomeQueries(few[start : start + MOST_TOGETHER], own)
+            stages += of_some(most, self.a, scratch, group)
+        return [*stages, gate(runs, partial(self.run, True))]
+
+    def run(self, runs_alone: bool = False) -> None:
+        """Attention of all queries, or of those in runs."""
+        for first, stop, is_run in _parts(self.a.span):
+            if runs_alone and not is_run:
+                continue
             if is_run:
                 span = self.a.span[first:stop]
                 start, end = int(span[:, 0].min()), int(span[:, 1].max())

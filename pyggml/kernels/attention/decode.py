@@ -25,12 +25,14 @@ from pyggml.jit.frames import (
     Floats4,
     Frame,
     Int,
+    Ints1,
     Ints2,
+    Longs1,
     Shorts3,
 )
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import exp32, fill
-from pyggml.jit.tasks import Stage, launch, stage, task_code
+from pyggml.jit.tasks import TaskStage, launch, stage, task_code
 from pyggml.kernels.attention.decode_tile import (
     KEYS,
     LANES,
@@ -40,7 +42,7 @@ from pyggml.kernels.attention.decode_tile import (
     score_tile,
     value_tile,
 )
-from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
+from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward, SomeQueries
 from pyggml.kernels.attention.row_softmax import LANES as ROW_LANES
 from pyggml.kernels.attention.row_softmax import row_top, row_weights
 from pyggml.kernels.attention.softmax import NO_KEYS
@@ -56,6 +58,7 @@ _MOST_SPLITS = 32
 _CHUNK = 32  # keys that are unpacked at once; whole tiles
 _TOP, _NORM, _SCORES = 0, 1, 2  # in a head's part, after its DV sums: m, Σ e^(s − m), scores
 _LINE = 16  # floats of a cache line
+_QUERIES, _SPLITS_OF_ONE, _SPLIT_TASKS, _JOIN_TASKS = range(4)  # in Decode.counts
 
 
 class Decode(Frame):
@@ -66,8 +69,9 @@ class Decode(Frame):
     q: Floats3
     span: Ints2
     scale: Float
-    parts: Floats3  # of query t and split i: (H, DV sums, m, Σ, the scores) at t · n_splits + i
-    n_splits: Int  # of the query that sees the most keys
+    queries: Ints1  # the numbers of those that are taken
+    counts: Longs1  # of these queries, of splits of the one that sees the most keys; of tasks
+    parts: Floats3  # of query j and split i: (H, DV sums, m, Σ, the scores) at j · splits + i
 
 
 class DecodeF32(Decode):
@@ -215,15 +219,30 @@ def _join(o, parts, h):
     return top + np.log(norm)
 
 
+@task_code(Decode)
+def _count_task(f, task, thread):
+    """How many tasks there are: only for keys that some query sees. In a half-filled cache, one
+    thread would get all tasks without keys."""
+    n, most = f.counts[_QUERIES], 0
+    for j in range(n):
+        n_seen = max(f.span[f.queries[j], 1] - f.span[f.queries[j], 0], 0)
+        n_keys = _keys_of(n_seen)
+        most = max(most, (n_seen + n_keys - 1) // n_keys)
+    f.counts[_SPLITS_OF_ONE] = most
+    f.counts[_SPLIT_TASKS], f.counts[_JOIN_TASKS] = n * most, n * f.o.shape[1]
+
+
 @kernel
 def _split_of(f, task):
     """(the query, its part, the first key, how many) of a task; no key if the query sees fewer.
     Neighbouring tasks are of different queries, so that every thread gets some with many keys."""
-    t, i = task % f.q.shape[0], task // f.q.shape[0]
+    n = f.counts[_QUERIES]
+    j, i = task % n, task // n
+    t = f.queries[j]
     start, stop = f.span[t, 0], f.span[t, 1]
     n_keys = _keys_of(stop - start)
     first = start + i * n_keys
-    return t, t * f.n_splits + i, first, min(n_keys, stop - first)
+    return t, j * f.counts[_SPLITS_OF_ONE] + i, first, min(n_keys, stop - first)
 
 
 def _split_task(f, task, thread):
@@ -266,10 +285,11 @@ _SPLITS = {
 @task_code(Decode)
 def _join_task(f, task, thread):
     """One head of one query."""
-    t, h = task // f.o.shape[1], task % f.o.shape[1]
+    j, h = task // f.o.shape[1], task % f.o.shape[1]
+    t = f.queries[j]
     n_seen = max(f.span[t, 1] - f.span[t, 0], 0)
     n_keys = _keys_of(n_seen)
-    n_parts, first = (n_seen + n_keys - 1) // n_keys, t * f.n_splits
+    n_parts, first = (n_seen + n_keys - 1) // n_keys, j * f.counts[_SPLITS_OF_ONE]
     if n_parts > 0:
         f.lse[h, t] = _join(f.o[t, h], f.parts[first : first + n_parts], h)
     else:
@@ -300,8 +320,15 @@ def _layout(p: AttentionProblem) -> Layout:
 
 
 def _bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
-    common: dict[str, Any] = dict(o=a.o, lse=a.lse, q=a.q, span=a.span, n_splits=1, **scratch)
-    common["scale"] = float(a.scale)
+    every = np.arange(p.n_queries, dtype=np.int32), np.array([p.n_queries, 0, 0, 0])
+    return Call(launch, *_of_some(p, a, scratch, SomeQueries(*every)))
+
+
+def _of_some(
+    p: AttentionProblem, a: Forward, scratch: Scratch, some: SomeQueries
+) -> tuple[TaskStage, ...]:
+    common: dict[str, Any] = dict(o=a.o, lse=a.lse, q=a.q, span=a.span, **scratch)
+    common |= {"queries": some.numbers, "counts": some.counts, "scale": float(a.scale)}
     f: Decode
     if _reads(p):
         code, frame = _SPLITS[p.key_type]
@@ -314,18 +341,8 @@ def _bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
             v=as_bytes(a.v), unpack_v=UNPACK[p.value_type.name].address,
             v_blocks=of_row * p.value_size // p.value_type.block, **common,
         )  # fmt: skip
-    joins = stage(_join_task, f, p.n_queries * p.n_heads)
-    return Call(_launch_seen, a.span, f, stage(code, f, 0), joins)
+    splits, joins = some.counts[_SPLIT_TASKS:_JOIN_TASKS], some.counts[_JOIN_TASKS:]
+    return stage(_count_task, f, 1), stage(code, f, splits), stage(_join_task, f, joins)
 
 
-def _launch_seen(span: np.ndarray, f: Decode, splits: Stage, joins: Stage) -> None:
-    """Launch tasks only for keys that some query sees. In a half-filled cache, one thread would get
-    all tasks without keys."""
-    seen = [max(stop - start, 0) for start, stop in span.tolist()]
-    n_splits = max(-(-n // _split_keys(n)) for n in seen)
-    f.put(n_splits=n_splits)
-    code, address, _, _ = splits
-    launch((code, address, len(seen) * n_splits, f), joins)
-
-
-FORWARD: AttentionPath[Forward] = AttentionPath("decode", True, _takes, _layout, _bind)
+FORWARD: AttentionPath[Forward] = AttentionPath("decode", True, _takes, _layout, _bind, _of_some)

@@ -4,16 +4,17 @@ Sizes: T queries of H heads, S keys of HK heads, D numbers to a head of queries 
 of values and results. Query head h uses key head h // (H / HK).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
 from pyggml.jit.scratch import Layout, Scratch
+from pyggml.jit.tasks import TaskStage
 from pyggml.kernels.kernel import Compute
 
 
@@ -78,6 +79,17 @@ class Backward(Forward):
     dsinks: np.ndarray  # (H,), or (0,) without sinks
 
 
+class SomeQueries(NamedTuple):
+    """Queries that an earlier stage of the launch chooses.
+
+    numbers  (m,) int32: the first of them are the queries
+    counts   (4,) int64: how many these are, and what the path keeps there
+    """
+
+    numbers: np.ndarray
+    counts: np.ndarray
+
+
 PROBLEMS = 1024  # whose paths and layouts are remembered
 Arrays = TypeVar("Arrays", bound=Forward)
 
@@ -90,6 +102,8 @@ class AttentionPath(Generic[Arrays]):
     takes     (problem) -> whether it can, and should, compute this
     layout    (problem) -> its scratch: every array that one call needs besides its arguments
     bind      (problem, arrays, scratch by name) -> the call; the arrays stay where they are
+    of_some   the same, and queries -> the stages for these alone, whose scratch is that of a
+              problem of so many; None: the path has none
     """
 
     name: str
@@ -97,6 +111,7 @@ class AttentionPath(Generic[Arrays]):
     takes: Callable[[AttentionProblem], bool]
     layout: Callable[[AttentionProblem], Layout]
     bind: Callable[[AttentionProblem, Arrays, Scratch], Call]
+    of_some: Callable[..., Sequence[TaskStage]] | None = None
 
     def n_bytes(self, problem: AttentionProblem) -> int:
         """Scratch of one call."""

@@ -18,7 +18,7 @@ from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats2, Floats3, Frame, Int
 from pyggml.jit.scratch import Array, per_thread
 from pyggml.jit.simd import fill
-from pyggml.jit.tasks import Stage, launch, stage, task_code
+from pyggml.jit.tasks import TaskStage, launch, stage, task_code
 from pyggml.kernels.attention.softmax import ZERO
 from pyggml.kernels.gemm.panels import (
     LANES,
@@ -154,7 +154,7 @@ class Packings:
     def __init__(self, span: np.ndarray, pairs: bool, spare: np.ndarray) -> None:
         self.span, self.pairs, self.spare = span, pairs, spare
         self.frames: list[HeadPacking] = []
-        self.stages: list[Stage] = []
+        self.stages: list[TaskStage] = []
 
     def pack(self, x: np.ndarray, packed: np.ndarray) -> None:
         """Add a stage that packs x."""
@@ -169,12 +169,14 @@ class Packings:
         self.frames.append(f)
         self.stages.append(stage(code, f, x.shape[1]))
 
-    def then(self, *stages: Stage) -> Call:
+    def then(self, *stages: TaskStage) -> Call:
         """The call that packs and then runs these stages."""
         return Call(_launch_seen, self.span, self.frames, (*self.stages, *stages))
 
 
-def _launch_seen(span: np.ndarray, packings: list[HeadPacking], stages: tuple[Stage, ...]) -> None:
+def _launch_seen(
+    span: np.ndarray, packings: list[HeadPacking], stages: tuple[TaskStage, ...]
+) -> None:
     """Pack keys up to the last that any query sees: the rest of a cache is empty."""
     n_used = int(span[:, 1].max())
     for f in packings:

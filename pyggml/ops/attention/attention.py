@@ -20,12 +20,13 @@ import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
-from pyggml.graph.call import Call
+from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import DTYPES, F16, F32, DType
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel
+from pyggml.jit.tasks import code_for, gate, launch, tuple_stage
 from pyggml.kernels import attention
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.attention.positions import alibi_slopes
@@ -153,8 +154,13 @@ def _first_wrong(span, n_keys, longest):
     return -1
 
 
-def _after_check(call: Call, span: np.ndarray, n_keys: int, longest: int) -> None:
-    """Check the spans, then run a kernel that uses them as indices."""
+def _check_task(arguments, task, thread):
+    span, n_keys, longest, word = arguments[0]
+    word[0] = -1 if _first_wrong(span, n_keys, longest) >= 0 else 0
+
+
+def _check(span: np.ndarray, n_keys: int, longest: int) -> None:
+    """PyggmlError for the first wrong span."""
     wrong = _first_wrong(span, n_keys, longest)
     if wrong >= 0:
         first, end = span[wrong].tolist()
@@ -163,7 +169,15 @@ def _after_check(call: Call, span: np.ndarray, n_keys: int, longest: int) -> Non
             f"flash_attn: query {wrong} sees the keys from {first} to {end}, wanted a range of the "
             f"{n_keys} keys{most}"
         )
-    call()
+
+
+def _after_check(call: Call, *spans: Any) -> Call:
+    """Check the spans (span, n_keys, longest), then run a kernel that uses them as indices."""
+    if call.kernel is not launch:
+        return Call(one_by_one, (Call(_check, *spans), call))
+    word = np.zeros(1, np.int64)
+    check = tuple_stage(code_for(_check_task, (*spans, word)), (*spans, word), 1)
+    return Call(launch, check, gate(word, Call(_check, *spans)), *call.arguments)
 
 
 def _run(site: Site) -> Call:
@@ -172,7 +186,7 @@ def _run(site: Site) -> Call:
     sources = _sources(q, k, v, span, tuple(extras), site.node.params)
     arrays = attention.Forward(**sources, o=site.out, lse=site.saved[0])
     call = attention.forward_path(problem).call(problem, arrays, site.scratch)
-    return Call(_after_check, call, span, problem.n_keys, problem.n_seen)
+    return _after_check(call, span, problem.n_keys, problem.n_seen)
 
 
 def _back_problem_of(node: Tensor, compute: Compute) -> attention.AttentionProblem:
@@ -195,7 +209,7 @@ def _back_run(site: Site) -> Call:
         **sources, o=o, lse=lse, do=do, dq=site.out, dk=dk, dv=dv, dsinks=dsinks
     )
     call = attention.backward_path(problem).call(problem, arrays, site.scratch)
-    return Call(_after_check, call, span, problem.n_keys, problem.n_keys)
+    return _after_check(call, span, problem.n_keys, problem.n_keys)
 
 
 # -- flash_attn_ext -----------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from pyggml.graph.dtypes import I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import kernel
+from pyggml.jit import JIT, kernel
+from pyggml.jit.tasks import code_for, launch, tuple_stage
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.attention.positions import (
     FOUR_POSITIONS,
@@ -148,13 +149,21 @@ def _rope_table(table, positions, axes, radians, factors, m):
             table[t, 1, i] = m * np.sin(angle)
 
 
+def _table_task(arguments, task, thread):
+    table, positions, axes, radians, factors, m = arguments[0]
+    _rope_table(table, positions, axes, radians, factors, m)
+
+
 def _run(site: Site) -> Call:
     p = site.node.params
     axes, radians, m = rotations(**p)
     ones = np.ones(radians.shape, np.float32)
     factors = site.src[1] if len(site.src) > 1 else ones
     positions = site.src[0].reshape(-1, site.out.shape[0])
-    return Call(_rope_table, site.out, positions, axes, radians, factors, float(m))
+    values = site.out, positions, axes, radians, factors, float(m)
+    if not JIT:
+        return Call(_rope_table, *values)
+    return Call(launch, tuple_stage(code_for(_table_task, values), values, 1))
 
 
 def _sector_ref(i: int, mode: str, sections: Sections) -> tuple[int, int]:

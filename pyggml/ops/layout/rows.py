@@ -10,6 +10,7 @@ known only when the graph runs: the kernel checks them before it reads or writes
 
 from collections.abc import Callable, Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, BlockCode, kernel
+from pyggml.jit.tasks import SHARE, code_for, launch, tuple_stage
 from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
@@ -87,6 +89,41 @@ def _row_numbers(op_name: str, ids: np.ndarray, batch: Shape, n_rows: int) -> np
     return (spread + n_rows * np.arange(len(spread))[:, None]).reshape(-1)
 
 
+@kernel
+def _are_rows(numbers, n_rows, rising):
+    """Whether all numbers are rows; rising: and in order, none of them twice."""
+    before = -1
+    for number in numbers:
+        if not (before if rising else -1) < number < n_rows:
+            return False
+        before = number
+    return True
+
+
+def _check_task(arguments, task, thread):
+    ids, n_rows, rising, n_shares, word = arguments[0]
+    word[0] = n_shares if _are_rows(ids, n_rows, rising) else -1
+
+
+def _by_shares(
+    task: Callable, values: tuple[Any, ...], n_rows: int, rising: bool, instead: Callable[[], None]
+) -> Call:
+    """The call of a task that takes a share of some rows. It reads these values, of which the third
+    are the rows' numbers, and how many rows a share has.
+
+    instead: what is done if a number is no row or, where that is asked for, they do not rise
+    """
+    ids, per = values[2], max(1, SHARE // max(1, values[0].shape[1]))
+    word = np.zeros(1, np.int64)
+    check = ids, n_rows, int(rising), -(-ids.size // per), word
+    values = *values, per
+    return Call(
+        launch,
+        tuple_stage(code_for(_check_task, check), check, 1),
+        tuple_stage(code_for(task, values), values, word, instead),
+    )
+
+
 # -- get_rows -----------------------------------------------------------------------------------
 
 
@@ -103,9 +140,14 @@ def _get_rows_spec(table: Tensor, ids: Tensor) -> Spec:
 
 
 @kernel
-def _gather(out, table, numbers, unpack, n_blocks):
-    for i in range(numbers.size):
+def _gather(out, table, numbers, unpack, n_blocks, first, end):
+    for i in range(first, end):
         call_block(unpack, out[i].ctypes.data, table[numbers[i]].ctypes.data, n_blocks)
+
+
+def _gather_task(arguments, task, thread):
+    out, table, ids, unpack, n_blocks, per = arguments[0]
+    _gather(out, table, ids, unpack, n_blocks, task * per, min(task * per + per, ids.size))
 
 
 def gather_rows(
@@ -119,7 +161,7 @@ def gather_rows(
     """out = the rows `ids` of a table of bytes, unpacked."""
     numbers = _row_numbers("get_rows", ids, batch, len(table) // prod(batch))
     if JIT:
-        _gather(out, table, numbers, unpack.address, n_blocks)
+        _gather(out, table, numbers, unpack.address, n_blocks, 0, numbers.size)
     else:
         for row, i in zip(out, numbers, strict=True):
             unpack(row, table[i], n_blocks)
@@ -135,8 +177,13 @@ def _get_rows_run(site: Site) -> Call:
     dtype = site.node.src[0].dtype
     n = site.node.shape[-1]
     packed = table.view(np.uint8).reshape(-1, dtype.row_bytes(n))
-    out = site.out.view(np.float32).reshape(-1, n)
-    return Call(gather_rows, out, packed, ids, table.shape[:-2], _unpacker(dtype), n // dtype.block)
+    out, n_blocks = site.out.view(np.float32).reshape(-1, n), n // dtype.block
+    batch, unpack = table.shape[:-2], _unpacker(dtype)
+    whole = Call(gather_rows, out, packed, ids, batch, unpack, n_blocks)
+    if batch or not JIT or not ids.flags.c_contiguous:
+        return whole
+    arrays = out, packed, ids.reshape(-1), unpack.address, n_blocks
+    return _by_shares(_gather_task, arrays, len(packed), False, whole)
 
 
 def _ids_by_batch(ids: np.ndarray, batch: Shape) -> Iterator[tuple[Shape, np.ndarray]]:
@@ -267,74 +314,71 @@ def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
 
 
 @kernel
-def _ascending(numbers, n_rows):
-    """Whether the numbers are rows in rising order, none of them twice."""
-    before = -1
-    for number in numbers:
-        if not before < number < n_rows:
-            return False
-        before = number
-    return True
-
-
-@kernel
-def _put_same(dst, src, numbers, checked):
-    """dst[numbers[i]] = src[i]. False, with nothing written, if unchecked numbers do not rise."""
-    if not (checked or _ascending(numbers, dst.shape[0])):
-        return False
-    for i in range(numbers.size):
+def _put_same(dst, src, numbers, first, end):
+    """dst[numbers[i]] = src[i] for i = first … end − 1."""
+    for i in range(first, end):
         row, part = dst[numbers[i]], src[i]
         for j in range(part.size):
             row[j] = part[j]
-    return True
 
 
 @kernel
-def _put_f16(dst, src, numbers, checked):
+def _put_f16(dst, src, numbers, first, end):
     """As _put_same, with src rounded to F16, ties to even; dst holds the bits."""
-    if not (checked or _ascending(numbers, dst.shape[0])):
-        return False
-    for i in range(numbers.size):
+    for i in range(first, end):
         row, part = dst[numbers[i]], src[i]
         for j in range(part.size):
             row[j] = float_to_f16(part[j])
-    return True
 
 
 @kernel
-def _put_bf16(dst, src, numbers, checked):
+def _put_bf16(dst, src, numbers, first, end):
     """As _put_same, with src rounded to BF16, ties to even; dst holds the bits."""
-    if not (checked or _ascending(numbers, dst.shape[0])):
-        return False
-    for i in range(numbers.size):
+    for i in range(first, end):
         row, part = dst[numbers[i]], src[i]
         for j in range(part.size):
             row[j] = float_to_bf16(part[j])
-    return True
 
 
 @kernel
-def _put_q8_0(dst, src, numbers, checked):
+def _put_q8_0(dst, src, numbers, first, end):
     """As _put_same, with src quantised; dst holds the bytes."""
-    if not (checked or _ascending(numbers, dst.shape[0])):
-        return False
-    for i in range(numbers.size):
+    for i in range(first, end):
         pack_q8_0(dst[numbers[i]].reshape(-1, 34), src[i].reshape(-1, 32))
-    return True
+
+
+def _same_task(arguments, task, thread):
+    dst, src, ids, per = arguments[0]
+    _put_same(dst, src, ids, task * per, min(task * per + per, ids.size))
+
+
+def _f16_task(arguments, task, thread):
+    dst, src, ids, per = arguments[0]
+    _put_f16(dst, src, ids, task * per, min(task * per + per, ids.size))
+
+
+def _bf16_task(arguments, task, thread):
+    dst, src, ids, per = arguments[0]
+    _put_bf16(dst, src, ids, task * per, min(task * per + per, ids.size))
+
+
+def _q8_0_task(arguments, task, thread):
+    dst, src, ids, per = arguments[0]
+    _put_q8_0(dst, src, ids, task * per, min(task * per + per, ids.size))
 
 
 def _overwrite(
-    put: Callable[..., bool], dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape,
+    put: Callable[..., None], dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape,
     n_rows: int,
 ) -> None:  # fmt: skip
     """Write the rows. Ids commonly rise, which proves them valid; others are checked one by one."""
-    if not batch and put(dst, src, ids, False):
-        return
-    numbers = _row_numbers("set_rows", ids, batch, n_rows)
-    distinct, counts = np.unique(numbers, return_counts=True)
-    if distinct.size < numbers.size:
-        raise PyggmlError(f"set_rows: id {distinct[counts > 1][0] % n_rows} is named twice")
-    put(dst, src, numbers, True)
+    numbers = ids
+    if batch or not _are_rows(ids, n_rows, True):
+        numbers = _row_numbers("set_rows", ids, batch, n_rows)
+        distinct, counts = np.unique(numbers, return_counts=True)
+        if distinct.size < numbers.size:
+            raise PyggmlError(f"set_rows: id {distinct[counts > 1][0] % n_rows} is named twice")
+    put(dst, src, numbers, 0, len(src))
 
 
 @kernel
@@ -361,7 +405,7 @@ def _pack_and_put(
 
 
 def _is_packed_first(dtype: DType) -> bool:
-    return dtype not in _PUTS
+    return dtype not in _WRITERS
 
 
 def _set_rows_scratch(node: Tensor, compute: Compute) -> int:
@@ -380,11 +424,19 @@ def _set_rows_run(site: Site) -> Call:
     if _is_packed_first(kind):
         packed = site.scratch[: len(src) * row].reshape(len(src), row)
         return Call(_pack_and_put, QUANTS[kind.name], packed, dst, src, *where)
-    dst = dst.view(np.uint16) if kind is F16 else dst
-    return Call(_overwrite, _PUTS[kind], dst, src, *where)
+    dst, (put, task) = dst.view(np.uint16) if kind is F16 else dst, _WRITERS[kind]
+    whole = Call(_overwrite, put, dst, src, *where)
+    if batch or not JIT:
+        return whole
+    return _by_shares(task, (dst, src, ids), n_rows, True, whole)
 
 
-_PUTS = {F32: _put_same, F16: _put_f16, BF16: _put_bf16, Q8_0: _put_q8_0}
+_WRITERS: dict[DType, tuple[Callable[..., None], Callable[..., None]]] = {
+    F32: (_put_same, _same_task),
+    F16: (_put_f16, _f16_task),
+    BF16: (_put_bf16, _bf16_task),
+    Q8_0: (_put_q8_0, _q8_0_task),
+}
 _AT_ONCE = 1 << 15  # numbers that one thread packs
 
 
