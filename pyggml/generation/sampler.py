@@ -14,9 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, DataError
 from pyggml.generation.form import follower
 from pyggml.generation.sampling import Sampling
+from pyggml.jit import JIT, exact
 from pyggml.model import check_greatest
 from pyggml.tokenizer import Tokenizer
 
@@ -66,11 +67,14 @@ class Sampler:
         no token.
         """
         z = self.adjust(logits)
-        if (len(self._bias[0]) or self.form) and z.max() == -math.inf < logits.max() < math.inf:
+        try:
+            token = sample(z, self.how, self._rng)
+        except DataError:
+            if not z.max() == -math.inf < logits.max() < math.inf:
+                raise
             of_form = " and that the answer's form has here" if self.form else ""
             what = f"forbids every token that the model can write{of_form}"
-            raise ConfigError([("logit_bias", what)])
-        token = sample(z, self.how, self._rng)
+            raise ConfigError([("logit_bias", what)]) from None
         self.accept([token])
         return token
 
@@ -111,6 +115,8 @@ class Sampler:
         if len(ids) and ids[-1] >= len(z):
             raise ConfigError([("logit_bias", f"names token {ids[-1]}, wanted below {len(z)}")])
         z[ids] += biases
+        if not self._counts:
+            return z
         recent = np.fromiter(self._counts, np.int64)
         counts = np.fromiter(self._counts.values(), z.dtype)
         seen, r = z[recent], how.repeat_penalty
@@ -147,6 +153,11 @@ def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndar
     best = checked_argmax(logits)
     if how.temperature == 0:
         return np.array([best]), np.ones(1)
+    if JIT and 0 < how.top_k <= _FIRST:
+        ids, p = np.empty(how.top_k, np.int64), np.empty(how.top_k)
+        log_min_p = math.log(how.min_p) if how.min_p > 0 else -math.inf
+        n = _likeliest_ones(logits, how.top_p, np.float32(log_min_p), how.temperature, ids, p)
+        return ids[:n], p[:n]
     samplers: list[Callable[[np.ndarray], np.ndarray]] = []
     if how.top_k:
         samplers += [partial(likeliest, k=how.top_k)]
@@ -161,6 +172,41 @@ def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndar
     with np.errstate(over="ignore"):  # near temperature 0 all but the likeliest become -inf
         p = np.exp((z.astype(np.float64) - logits[best]) / how.temperature)
     return np.arange(len(z)) if ids is None else ids, p / p.sum()
+
+
+@exact
+def _likeliest_ones(z, top_p, log_min_p, temperature, ids, p):
+    """The same with top_k: ids and p are filled, and how many are left is returned. p holds the
+    logits until it gets the probabilities."""
+    n, k = 0, len(ids)
+    least = -np.inf
+    for i in range(z.size):
+        if n < k or z[i] > least:
+            at = min(n, k - 1)
+            n = min(n + 1, k)
+            while at > 0 and p[at - 1] < z[i]:
+                ids[at], p[at] = ids[at - 1], p[at - 1]
+                at -= 1
+            ids[at], p[at] = i, z[i]
+            least = p[n - 1]
+    greatest, mass = z[ids[0]], 0.0
+    for i in range(n):
+        mass += np.exp(np.float32(p[i]) - greatest)
+    reached, n_head = 0.0, 0
+    while n_head < n and reached < top_p * mass:
+        reached += np.exp(np.float32(p[n_head]) - greatest)
+        n_head += 1
+    if top_p < 1:
+        n = max(n_head, 1)
+    while n > 1 and np.float32(p[n - 1]) < greatest + log_min_p:
+        n -= 1
+    total = 0.0
+    for i in range(n):
+        p[i] = np.exp((p[i] - greatest) / temperature)
+        total += p[i]
+    for i in range(n):
+        p[i] /= total
+    return n
 
 
 def likeliest(z: np.ndarray, k: int) -> np.ndarray:

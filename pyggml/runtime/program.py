@@ -38,7 +38,7 @@ class Program:
     arenas    of each device, the memory of its plan
     kernels   of each device: node → its kernel, bound
     calls     kernels, which devices may have joined, and copies, in the order of execution
-    leaves    the graph's leaves, each with the array that the kernels are bound to
+    leaves    the graph's leaves, and the arrays that the kernels are bound to
     """
 
     schedule: Schedule
