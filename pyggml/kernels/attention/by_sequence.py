@@ -110,7 +110,7 @@ class _BoundSequences:
         self.few = part_of(p, 1, p.n_keys)[1]
         self.runs: dict[tuple[int, ...], tuple[Forward, Call]] = {}  # the last one used at the end
         if p.n_queries > MOST_TOGETHER:  # the start of a prompt, most likely
-            self.run_of(0, p.n_queries, 0, min(p.n_queries, p.n_seen))
+            self.run_of(0, p.n_queries, 0)
 
     def stages_of_few(self) -> list[TaskStage]:
         """The stages of those queries that are no run, then those that are; none where the path of
@@ -143,7 +143,7 @@ class _BoundSequences:
                         f"flash_attn: queries {first} to {stop} see the keys from {start} to "
                         f"{end}, wanted {self.p.n_seen} at most for one sequence"
                     )
-                part, call = self.run_of(first, stop, start, end)
+                part, call = self.run_of(first, stop, start)
                 np.subtract(span, start, out=part.span)
             else:
                 part = self._queries(first, stop)
@@ -159,12 +159,13 @@ class _BoundSequences:
             del self.runs[next(iter(self.runs))]
         return run
 
-    def _run_of(self, first: int, stop: int, start: int, end: int) -> tuple[Forward, Call]:
-        """Queries [first, stop) over keys [start, end) alone; its span is written in each run."""
-        part = self._queries(first, stop)
+    def _run_of(self, first: int, stop: int, start: int) -> tuple[Forward, Call]:
+        """Queries [first, stop) over all keys that their sequence may have from `start` on: the
+        next ones of a prompt find it bound. Its span is written in each run."""
+        part, end = self._queries(first, stop), start + self.p.n_seen
         k, v = self.a.k[start:end], self.a.v[start:end]
         part = replace(part, k=k, v=v, span=np.empty_like(part.span))
-        p, path = self.part_of(self.p, stop - first, end - start)
+        p, path = self.part_of(self.p, stop - first, len(k))
         return part, path.call(p, part, self.memory)
 
     def _queries(self, first: int, stop: int) -> Forward:
