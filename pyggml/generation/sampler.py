@@ -154,10 +154,10 @@ def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndar
     if how.temperature == 0:
         return np.array([best]), np.ones(1)
     if JIT and 0 < how.top_k <= _FIRST:
-        ids, p = np.empty(how.top_k, np.int64), np.empty(how.top_k)
-        log_min_p = math.log(how.min_p) if how.min_p > 0 else -math.inf
-        n = _likeliest_ones(logits, how.top_p, np.float32(log_min_p), how.temperature, ids, p)
-        return ids[:n], p[:n]
+        those, p = np.empty(how.top_k, np.int64), np.empty(how.top_k)
+        log_min_p = np.float32(math.log(how.min_p) if how.min_p > 0 else -math.inf)
+        n = _likeliest_ones(logits, how.top_p, log_min_p, how.temperature, those, p)
+        return those[:n], p[:n]
     samplers: list[Callable[[np.ndarray], np.ndarray]] = []
     if how.top_k:
         samplers += [partial(likeliest, k=how.top_k)]
@@ -175,9 +175,12 @@ def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndar
 
 
 @exact
-def _likeliest_ones(z, top_p, log_min_p, temperature, ids, p):
-    """The same with top_k: ids and p are filled, and how many are left is returned. p holds the
-    logits until it gets the probabilities."""
+def _likeliest_ones(
+    z: np.ndarray, top_p: float, log_min_p: float, temperature: float, ids: np.ndarray,
+    p: np.ndarray,
+) -> int:  # fmt: skip
+    """The samplers with top_k = len(ids), in one pass over the logits: ids and p are filled from
+    the likeliest on, and how many are left is returned. p holds logits, then probabilities."""
     n, k = 0, len(ids)
     least = -np.inf
     for i in range(z.size):
