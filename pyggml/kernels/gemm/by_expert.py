@@ -142,13 +142,13 @@ class TemplateTable:
         scratch, packed = (np.empty(n, np.uint8) for n in (self.n_scratch, shared.n_bytes))
         o = Operands(c, a, b, scratch, accumulate=self._family.form == "strided")
         call = path.bind(p, o, **own.cut(scratch[start:]), **shared.cut(packed))
-        if call.kernel is not launch or len({id(f) for *_, f in call.arguments}) != 1:
+        if call.kernel is not launch or len({id(each.lies) for each in call.arguments}) != 1:
             return None
         memory = {_C: c, _A: a, _B: b, _SCRATCH: scratch, _PACKED: packed}
-        frame = call.arguments[0][3]
+        frame = call.arguments[0].lies
         words, bases = frame.words.tolist(), _bases(frame, memory)
         starts = {base: array.ctypes.data for base, array in memory.items()} | {_ZERO: 0}
-        stages = [number for code, _, n, _ in call.arguments for number in (code, n)]
+        stages = [number for each in call.arguments for number in (each.code, each.n_tasks)]
         none = [0] * (_FRAME - len(stages))  # a path without packing: its only stage is the last
         return Template(
             [word - starts[base] for word, base in zip(words, bases, strict=True)],
