@@ -90,7 +90,8 @@ class Session:
             if not guesses or self.speculator.rests(completion):
                 rows = self.feed(tokens)[None]
             else:
-                rows = self.speculator.feed({slot: tokens}, {slot: completion})[slot]
+                of_slots = self.speculator.feed({slot: tokens}, {slot: completion}, (), self.feed)
+                rows = of_slots[slot]
             is_full = self.n_past == self.n_ctx
             tokens = yield from self.speculator.verify(slot, completion, rows)
             if is_full:

@@ -21,7 +21,7 @@ drafts   where drafts come from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -132,19 +132,24 @@ class Speculator:
         pieces: Mapping[Slot, Tokens],
         answers: Mapping[Slot, Completion],
         every: Collection[Slot] = (),
+        alone: Callable[[Tokens], np.ndarray] | None = None,
     ) -> dict[Slot, np.ndarray]:
         """As `Batch.feed`, with drafts behind the pieces of answers that are being written.
 
         pieces: of an answer, its tokens that are not fed yet. answers: those of which a token is
         sampled next; `verify` takes their logits, (n, n_vocab) after the last token of the piece
         and after each one of its draft. In a pass that reads prompts nothing is drafted.
+        alone: feeds the only slot where nothing is drafted, with less done around a pass.
         """
         writes = len(answers) == len(pieces) and all(each.tokens for each in answers.values())
         guesses = self._guessed(pieces, answers) if writes else {}
         drafts = self._drafts(pieces, guesses) if guesses else {}
         fed = {s: [*ids, *drafts[s]] if s in drafts else ids for s, ids in pieces.items()}
         start = perf_counter()
-        logits = self.batch.feed(fed, {*every, *drafts})
+        if alone is not None and not drafts:
+            logits = {slot: alone(ids) for slot, ids in pieces.items()}
+        else:
+            logits = self.batch.feed(fed, {*every, *drafts})
         if guesses:
             self._costs.note(sum(map(len, fed.values())), perf_counter() - start)
         for slot in answers:
