@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml import threads
 from pyggml.errors import AdapterError, DataError
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 
@@ -97,19 +96,6 @@ def test_blocks_without_adapters_cost_no_backward_pass(tiny):
     for name, g in found[2][1].items():
         np.testing.assert_array_equal(found[1][1][name], g)
         np.testing.assert_allclose(found[0][1][name], g, rtol=1e-4, atol=1e-6)
-
-
-def test_the_number_of_threads_changes_no_bit(tiny):
-    before, found = threads.get(), []
-    try:
-        for n in (1, threads.most()):
-            threads.set(n)
-            found.append(loss_and_grads(attached(tiny), TOKENS))
-    finally:
-        threads.set(before)
-    assert found[0][0] == found[1][0]
-    for name, g in found[0][1].items():
-        np.testing.assert_array_equal(found[1][1][name], g)
 
 
 FAULTY = [

@@ -171,15 +171,6 @@ def test_the_loss_falls_and_the_reports_are_in_order(trainer_of):
     assert validated == sorted({*range(0, trainer.n_steps, 5), trainer.n_steps})
 
 
-def test_the_number_of_threads_changes_no_bit(trainer_of):
-    found = []
-    for threads in (1, 2):
-        trainer = trainer_of(threads=threads, max_steps=4, batch=2)
-        trainer.run()
-        found.append(state(trainer))
-    assert found[0] == found[1]
-
-
 def test_all_weights_of_a_model_can_be_trained(tiny_tied, corpus_of):
     model = pyggml.load(tiny_tied)
     weights = dict(model.parts.weights)
