@@ -6,16 +6,22 @@ For each number of threads a process of its own splits the work for that many, r
 after the other and records when each began and ended, by the processor's cycle counter. The tasks
 of a region then go, in order, to whichever of the threads is free first, as in
 pyggml.jit.regions; a region ends with its last task, and what lies between regions runs on one
-thread. Cores are taken to be as fast together as alone: memory, caches and clocks that they share
-are not part of this simulation. Each task counts with the shortest time that it took in any step.
+thread. Each task counts with the shortest time that it took in any step.
+
+What cores share is measured at the start, on each of those numbers of threads that this machine has
+cores for: what a region of tasks that do nothing costs, and how much slower products are on each
+thread than on one alone (clocks, units of a core that two threads use): all tasks are slower by it.
+Of more threads a region costs more by the logarithm, as they wake each other along a tree, and the
+slowdown is the last one measured. Memory and caches that are shared only `beside_others` knows.
 
 Up to the cores of this machine the step is also timed, and foretold a second time from tasks that
 are recorded while each other core runs the same step in a process of its own, so that they share
 what threads would. There the medians count.
 
-Prints a JSON line: for each number of threads the foretold seconds (`foretold`, `beside_others`),
-those measured (the shortest and the median), the share of the time on one thread that runs outside
-of regions, and the ops in which threads wait longest.
+Prints a JSON line: for each number of threads what a region costs (`region_us`), the `slowdown`,
+the foretold seconds (`foretold`, `beside_others`), those measured (the shortest and the median),
+the share of the time on one thread that runs outside of regions, and the ops in which threads wait
+longest.
 """
 
 import argparse
@@ -28,6 +34,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
+from math import log2
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -36,6 +43,7 @@ from typing import Any, NoReturn
 import llvmlite.binding as llvm
 import numpy as np
 from batches import random_batch
+from gemm import limit, limit_flop, seconds
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -46,7 +54,9 @@ from pyggml import threads
 from pyggml.jit import kernel, regions
 from pyggml.jit.frames import Floats1, Frame
 from pyggml.jit.llvm import I64, declare_intrinsic
+from pyggml.jit.regions import run_all
 from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import WindowBatch
 from pyggml.lora.optim import FlatAdamW
@@ -54,7 +64,15 @@ from pyggml.lora.trainer.passes import Passes
 
 from machine import about
 
-REGION_SECONDS = 1e-6  # to share a region out and to wait for its end; regions.py measures it
+# A process that cuts its work for more threads than this machine has cores.
+MORE_THREADS = """
+import runpy, sys
+from numba.core import config
+config.NUMBA_DEFAULT_NUM_THREADS = config.NUMBA_NUM_THREADS
+sys.path.insert(0, sys.argv[1])
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 _WORDS, _MOST_TASKS, _SYMBOL = 3, 4 << 20, "pyggml_record"
 _record = np.zeros(1 + _WORDS * _MOST_TASKS, np.int64)  # how many; a task, its begin, its end
 _plain_call_task = regions.call_task
@@ -215,10 +233,34 @@ def _cycles_per_second() -> float:
     return (_now() - start) / (perf_counter() - began)
 
 
-def foretell(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
+def measure_machine() -> dict[str, float]:
+    """What a region of this process's threads costs, and the rate of products on all of them."""
+    nothing, n = _Nothing(x=np.zeros(1, np.float32)), 1000
+    tables = [np.array([stage(_nothing, nothing, m)[:3]] * n) for m in (threads.most(), 1)]
+    region, alone = (min(_seconds_of(table) for _ in range(30)) / n for table in tables)
+    products = limit(FASTEST)
+    rate = limit_flop(FASTEST) / min(seconds(products) for _ in range(20))
+    return {"region": max(region - alone, 0.0), "rate": rate}
+
+
+def _seconds_of(table: np.ndarray) -> float:
+    began = perf_counter()
+    run_all(table)
+    return perf_counter() - began
+
+
+def machine_on(n: int, measured: dict[int, dict[str, float]]) -> dict[str, float]:
+    """Microseconds of a region and the slowdown of tasks on n threads, from those measured."""
+    most = max(m for m in measured if m <= n)
+    region = measured[most]["region"] * (log2(n) / log2(most) if most > 1 else 1)
+    slowdown = most * measured[1]["rate"] / measured[most]["rate"]
+    return {"region_us": round(region * 1e6, 2), "slowdown": round(max(slowdown, 1.0), 3)}
+
+
+def foretell(run: Run, n_threads: int, n_steps: int, region_us: float) -> dict[str, Any]:
     """A step's time on n threads, where it is lost, and how much runs on one thread."""
     rate = _cycles_per_second()
-    region = REGION_SECONDS * rate
+    region = region_us * 1e-6 * rate
     whole = Recording.typical([run.record_step() for _ in range(n_steps)], np.min)
     names = [name for name, _ in run.record_nodes()]
     steps = [[node for _, node in run.record_nodes()] for _ in range(n_steps)]
@@ -234,14 +276,14 @@ def foretell(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
     }
 
 
-def foretell_beside(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
+def foretell_beside(run: Run, n_threads: int, n_steps: int, region_us: float) -> dict[str, Any]:
     """A step's time on n threads, from what tasks take while other processes do the same."""
     rate = _cycles_per_second()
     whole = Recording.typical([run.record_step() for _ in range(n_steps)], np.median)
-    return {"beside_others": round(whole.on(n_threads, REGION_SECONDS * rate) / rate, 4)}
+    return {"beside_others": round(whole.on(n_threads, region_us * 1e-6 * rate) / rate, 4)}
 
 
-def measure(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
+def measure(run: Run, n_threads: int, n_steps: int, region_us: float) -> dict[str, Any]:
     """A step's time on all threads of this process."""
     taken = []
     for _ in range(n_steps):
@@ -251,7 +293,7 @@ def measure(run: Run, n_threads: int, n_steps: int) -> dict[str, Any]:
     return {"measured": round(min(taken), 4), "median": round(median(taken), 4)}
 
 
-def keep_busy(run: Run, n_threads: int, n_steps: int) -> NoReturn:
+def keep_busy(run: Run, n_threads: int, n_steps: int, region_us: float) -> NoReturn:
     """Run steps until this process is ended; says when it begins."""
     print(json.dumps({"busy": True}), flush=True)
     while True:
@@ -259,16 +301,20 @@ def keep_busy(run: Run, n_threads: int, n_steps: int) -> NoReturn:
 
 
 ROLES = {f.__name__: f for f in (foretell, foretell_beside, measure, keep_busy)}
+MACHINE = "machine"
 
 
 def one(options: argparse.Namespace) -> None:
     """What a process of its own does, for one number of threads."""
+    if options.only == MACHINE:
+        print(json.dumps(measure_machine()))
+        return
     if options.only != "measure":
         record()
     run = Run(options.model, options.tokens)
     run.step()  # compiles
     _now()
-    print(json.dumps(ROLES[options.only](run, threads.most(), options.steps)))
+    print(json.dumps(ROLES[options.only](run, threads.most(), options.steps, options.region_us)))
 
 
 class Processes:
@@ -276,23 +322,26 @@ class Processes:
 
     def __init__(self, options: argparse.Namespace, cache: str) -> None:
         given = (options.model, "--tokens", str(options.tokens), "--steps", str(options.steps))
-        self._command, self._cache = [sys.executable, __file__, *given, "--only"], cache
+        here = str(Path(__file__).parent)
+        self._command = [sys.executable, "-c", MORE_THREADS, here, __file__, *given]
+        self._cache = cache
 
-    def start(self, role: str, n: int) -> subprocess.Popen:
+    def start(self, role: str, n: int, region_us: float = 0.0) -> subprocess.Popen:
         environment = os.environ | {"NUMBA_NUM_THREADS": str(n)}
-        if role != "measure":
+        if role not in ("measure", MACHINE):
             environment["NUMBA_CACHE_DIR"] = self._cache
-        return subprocess.Popen([*self._command, role], env=environment, stdout=subprocess.PIPE)
+        command = [*self._command, "--region-us", str(region_us), "--only", role]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
 
-    def result(self, role: str, n: int) -> dict[str, Any]:
+    def result(self, role: str, n: int, region_us: float = 0.0) -> dict[str, Any]:
         """What it prints."""
-        process = self.start(role, n)
+        process = self.start(role, n, region_us)
         text, _ = process.communicate()
         if process.returncode:
             raise SystemExit(process.returncode)
         return dict(json.loads(text))
 
-    def beside_others(self, n: int) -> dict[str, Any]:
+    def beside_others(self, n: int, region_us: float) -> dict[str, Any]:
         """The forecast while n − 1 others are busy."""
         others = [self.start("keep_busy", n) for _ in range(n - 1)]
         try:
@@ -300,7 +349,7 @@ class Processes:
                 assert other.stdout is not None
                 if not other.stdout.readline():
                     raise SystemExit("a process that was to keep a core busy has ended")
-            return self.result("foretell_beside", n)
+            return self.result("foretell_beside", n, region_us)
         finally:
             for other in others:
                 other.kill()
@@ -317,7 +366,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--threads", type=numbers, default=[1, 2, 4, 8, 16, 64])
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--only", choices=[*ROLES], help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=[*ROLES, MACHINE], help=argparse.SUPPRESS)
+    parser.add_argument("--region-us", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         one(options)
@@ -325,10 +375,15 @@ def main() -> None:
     n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as cache:
         result, processes = {}, Processes(options, cache)
+        here = {1, n_cores, *(n for n in options.threads if n <= n_cores)}
+        measured = {n: processes.result(MACHINE, n) for n in sorted(here)}
         for n in options.threads:
-            result[n] = processes.result("foretell", n)
+            result[n] = machine_on(n, measured)
+            region = result[n]["region_us"]
+            result[n] |= processes.result("foretell", n, region)
+            result[n]["foretold"] = round(result[n]["foretold"] * result[n]["slowdown"], 4)
             if n <= n_cores:
-                result[n] |= processes.result("measure", n) | processes.beside_others(n)
+                result[n] |= processes.result("measure", n) | processes.beside_others(n, region)
     name = Path(options.model).name
     print(json.dumps({"benchmark": "schedule", "model": name, **about("numba"), "threads": result}))
 
