@@ -9,10 +9,10 @@ peers the best configuration counts, row by row: llama.cpp with flash attention 
 ik_llama.cpp with repacked weights and without, PEFT eager and compiled, in each dtype, at as many
 layers as the file has. Medians over the rounds; a ratio above 1 means that pyggml is faster. The
 share is that of the machine's limit, measured in the same run: of its bandwidth for a token, of its
-bfloat16 peak for prompt and step.
+bfloat16 peak for prompt and step. All sides have as many threads, of the cores that are named.
 
---write replaces the part of a page between `<!-- race CPU -->` and `<!-- end of race -->`, or adds
-it. Where pyggml is held below what the CPU has (PYGGML_ISA), hold peers likewise: builds
+--write replaces the part of a page between `<!-- race CPU, cores -->` and `<!-- end of race -->`,
+or adds it. Where pyggml is held below what the CPU has (PYGGML_ISA), hold peers likewise: builds
 without those instructions, and ONEDNN_MAX_CPU_ISA for PyTorch.
 """
 
@@ -117,6 +117,7 @@ def run_steps(python: str, script: str, arguments: list[str], tokens: int) -> Ro
 
 def _output(command: list[str]) -> str:
     environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
+    environment["OMP_NUM_THREADS"] = str(threads.get())  # PyTorch's
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-2000:]}")
@@ -224,10 +225,10 @@ HEAD = ["| model | row | pyggml, tokens/s | the best other | ratio | share of th
 HEAD += ["|---|---|---|---|---|---|"]
 
 
-def write(page: Path, machine: str, lines: list[str]) -> None:
+def write(page: Path, machine: str, cores: str, lines: list[str]) -> None:
     """Put the table into its part of a page, beside those of other machines."""
-    begin, end = f"<!-- race {machine} -->", "<!-- end of race -->"
-    part = "\n".join([begin, f"{machine}, {threads.get()} threads:", "", *HEAD, *lines, end])
+    begin, end = f"<!-- race {machine}, {cores} -->", "<!-- end of race -->"
+    part = "\n".join([begin, f"{machine}, {cores}:", "", *HEAD, *lines, end])
     text = page.read_text("utf-8")
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
     text = pattern.sub(lambda _: part, text) if pattern.search(text) else f"{text}\n{part}\n"
@@ -254,10 +255,11 @@ def main() -> None:
         ours(options)
         return
     machine = about()["cpu"]
+    cores = f"{threads.get()} of its {os.cpu_count()} cores, a thread on each"
     lines = [line for path in options.models for line in race(path, options)]
-    print("\n".join([f"{machine}, {threads.get()} threads", *HEAD, *lines]))
+    print("\n".join([f"{machine}, {cores}", *HEAD, *lines]))
     if options.write:
-        write(options.write, machine, lines)
+        write(options.write, machine, cores, lines)
 
 
 if __name__ == "__main__":

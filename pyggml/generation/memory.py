@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import numpy as np
 
 from pyggml.errors import ConfigError
 from pyggml.graph.arrays import copy_rows, detach, read, write
 from pyggml.graph.dtypes import DTYPES, F32, DType
-from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
+from pyggml.graph.tensor import Shape, Tensor, leaf
 from pyggml.model import Model
 from pyggml.models import Cache
 from pyggml.sizes import round_up
@@ -59,6 +60,10 @@ def _kind(setting: str, name: str, compute: str, sizes: Iterable[int]) -> DType:
 _LINE = 64  # bytes
 
 
+def _bytes_aligned(shape: Shape, dtype: DType) -> int:
+    return round_up(prod(shape[:-1]) * dtype.row_bytes(shape[-1]), _LINE)
+
+
 @dataclass(slots=True)
 class _Rest:
     """What is left of some memory."""
@@ -67,12 +72,17 @@ class _Rest:
 
 
 def _leaf_in(rest: _Rest, shape: Shape, dtype: DType, name: str) -> Tensor:
-    """As `zeros`, in the first bytes of what is left."""
+    """A leaf in the first bytes of what is left."""
     held = (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.quantised else shape
     n = int(np.prod(held)) * np.dtype(dtype.numpy).itemsize
     own, rest.memory = rest.memory[:n], rest.memory[round_up(n, _LINE) :]
-    own[:] = 0
     return leaf(own.view(dtype.numpy).reshape(held), name, dtype)
+
+
+def _zeros(n: int) -> np.ndarray:
+    """(n,) uint8 from the start of a cache line on; Linux grants large arrays huge pages."""
+    room = np.zeros(n + _LINE, np.uint8)
+    return room[-room.ctypes.data % _LINE :][:n]
 
 
 class CacheMemory:
@@ -94,8 +104,16 @@ class CacheMemory:
         kinds = _kinds(model, cache_type)
         self.n_ctx, self.first_spare = n_ctx, n_slots * n_ctx
         n_rows = self.first_spare + n_spare
-        make = zeros if memory is None else partial(_leaf_in, _Rest(memory))
-        self.cache = Cache.empty(decoder.rows(), decoder.state(), n_ctx, n_rows, kinds, make)
+        rows, state = decoder.rows(), decoder.state()
+        shapes = [((n_rows, heads * n), kinds[name]) for name, (heads, n) in rows.items()]
+        shapes += [(s.shape, s.dtype) for s in state.values()]
+        n = sum(_bytes_aligned(*each) for each in shapes)
+        if memory is None:  # one array: a prompt's first tokens write to all of its parts
+            memory = _zeros(n)
+        else:
+            memory[:n] = 0
+        make = partial(_leaf_in, _Rest(memory))
+        self.cache = Cache.empty(rows, state, n_ctx, n_rows, kinds, make)
         self.devices.hold(*self.cache.tensors)
 
     @property
@@ -106,7 +124,7 @@ class CacheMemory:
     @property
     def n_bytes_aligned(self) -> int:
         """Bytes of one piece of memory that has room for all."""
-        return sum(round_up(t.n_bytes, _LINE) for t in self.cache.tensors)
+        return sum(_bytes_aligned(t.shape, t.dtype) for t in self.cache.tensors)
 
     def release(self) -> None:
         """Free all rows and states, on every device."""

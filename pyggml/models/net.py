@@ -121,7 +121,7 @@ class Cache:
         n_ctx: int,
         n_rows: int,
         kinds: Mapping[str, DType],
-        make: Callable[[Shape, DType, str], Tensor] = zeros,
+        make: Callable[[Shape, DType, str], Tensor],
     ) -> Cache:
         """What Decoder.rows() and Decoder.state() ask for; kinds: the types of rows by name.
         make: makes each leaf, whose numbers are 0."""

@@ -13,9 +13,11 @@ from separate_cpu import SeparateCPU
 import pyggml
 from pyggml.errors import DataError
 from pyggml.generation import Batch, Session, passes
+from pyggml.generation.memory import CacheMemory
 from pyggml.graph.dtypes import F16, F32
 from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.gemm import CHOSEN
+from pyggml.sizes import round_up
 
 SOME = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe")
 FILES = [(a, k) for a in SOME for k in ("F16", "Q8_0", "Q4_K_M")]
@@ -126,6 +128,14 @@ def test_a_long_prompt_goes_in_by_chunks(tiny, monkeypatch):
     session = Session(model, 30)
     assert_same(session.feed(tokens), model.logits(tokens)[-1])
     assert session.n_past == 30
+
+
+def test_a_cache_lies_in_one_array(tiny):
+    """Of several small ones Linux makes no huge pages."""
+    tensors = CacheMemory(pyggml.load(tiny("qwen3")), 1, 7, 0, "f16").cache.tensors
+    places = [t.data.ctypes.data for t in tensors]
+    ends = [at + round_up(t.n_bytes, 64) for at, t in zip(places, tensors, strict=True)]
+    assert places[0] % 64 == 0 and places[1:] == ends[:-1] and len(places) > 2
 
 
 def test_sessions_do_not_disturb_each_other(tiny):
