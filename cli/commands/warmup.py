@@ -15,7 +15,7 @@ from pyggml import gguf, load
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.options import SETTINGS, threads_option
 from pyggml.cli.terminal.show import progress_lines, say, span
-from pyggml.generation import Session
+from pyggml.generation import Sampler, Sampling, Session
 from pyggml.graph.dtypes import F32
 from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
@@ -96,4 +96,4 @@ def _use(path: Path, threads: int) -> None:
     )
     session = Session(model, _CTX)
     session.feed(window[0, :16])  # enough to fill the tiles of every CPU
-    session.feed([4])
+    Sampler(Sampling(seed=0))(session.feed([4]))

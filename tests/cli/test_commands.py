@@ -241,9 +241,11 @@ def test_warmup_uses_every_architecture_and_type(pyggml, monkeypatch, tmp_path):
 def test_warmup_trains_and_generates(tiny, monkeypatch):
     heard = []
     monkeypatch.setattr(warmup.Trainer, "run", lambda self, **how: heard.append("trained"))
-    monkeypatch.setattr(warmup.Session, "feed", lambda self, ids: heard.append(len(ids)))
+    logits = np.zeros(9, np.float32)
+    monkeypatch.setattr(warmup.Session, "feed", lambda self, ids: heard.append(len(ids)) or logits)
+    monkeypatch.setattr(warmup, "Sampler", lambda how: lambda z: heard.append(z is logits))
     warmup._use(tiny, threads=1)
-    assert heard == ["trained", 16, 1]
+    assert heard == ["trained", 16, 1, True]
 
 
 # -- numbers ------------------------------------------------------------------------------------
