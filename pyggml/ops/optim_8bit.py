@@ -1,14 +1,15 @@
 """AdamW whose moments are kept in 8 bits, by blocks of 256 numbers (Dettmers et al. 2022,
-arXiv:2110.02861).
+arXiv:2110.02861), as bitsandbytes computes it on a CPU.
 
-A moment's block is a float32, its largest magnitude, and a code of one byte for each number: the
-nearest of 256 values from -1 to 1 (of the second moment, from 0 to 1) times that magnitude. The
-values are those of dynamic quantisation: of seven powers of ten, 1 down to 1e-6, each has half as
-many as the one above it, evenly spaced. Each step widens both moments, goes on as opt_step_adamw
-does, and packs them again.
+A moment's block is a float32, its largest magnitude, and a code of one byte for each number: one of
+256 values from -1 to 1 (of the second moment, from 0 to 1) times that magnitude. The values are
+those of dynamic quantisation: of seven powers of ten, 1 down to 1e-6, each has half as many as the
+one above it, evenly spaced. Each step widens both moments, goes on as opt_step_adamw does, and
+packs them again.
 
-A second moment above 0 gets a code above 0, which the paper leaves open: with 0 under the root, a
-number whose next gradient is 0 would be moved by its first moment over ε.
+A number is packed to the nearest of 65,536 even places from -1 to 1, none of which is 0, and then
+to the value nearest to that place. So no second moment becomes 0, over whose root a first moment
+would move its number by far more than the learning rate.
 """
 
 from collections.abc import Iterator
@@ -26,9 +27,10 @@ from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.optim import OPT_STEP_ADAMW, adamw_settings
 
 BLOCK = 256  # numbers that share a magnitude
+SCALES = 4  # the place of the magnitudes among the op's sources
 _POWERS = 7
-_ONE, _TINY = np.float32(1), np.float32(1e-38)
-_LAST = 0x3F80  # the upper half of 1.0
+_PLACES = 65536
+_ONE, _TINY, _HALF = np.float32(1), np.float32(1e-38), np.float32((_PLACES - 1) / 2)
 
 
 def opt_step_adamw_8bit(
@@ -62,43 +64,24 @@ def _magnitudes(n_lowest: int) -> np.ndarray:
     return np.concatenate([*values, np.ones(1)])
 
 
-def _nearest(magnitudes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(of each upper half of a float32 up to 1, the nearest magnitude of the least such float; the
-    middles between magnitudes, of which no two share an upper half)."""
-    middles = ((magnitudes[:-1] + magnitudes[1:]) / 2).astype(np.float32)
-    least = (np.arange(_LAST + 1, dtype=np.uint32) << 16).view(np.float32)
-    return np.searchsorted(middles, least).astype(np.uint8), np.append(middles, np.float32(np.inf))
+def _codes(values: np.ndarray) -> np.ndarray:
+    """(65536,) the code of the value nearest to each place."""
+    places = np.float32(-1) + np.float32(2) * np.arange(_PLACES, dtype=np.float32) / (_PLACES - 1)
+    return np.searchsorted((values[:-1] + values[1:]) / 2, places).astype(np.uint8).view(np.int8)
 
 
 _SIGNED, _UNSIGNED = _magnitudes(1), _magnitudes(2)
 # By code: 0 to 254 are -127 to 127, 255 is 1, which no negative number has.
 M_VALUES = np.concatenate([-_SIGNED[-2:0:-1], _SIGNED]).astype(np.float32)
 V_VALUES = _UNSIGNED.astype(np.float32)
-_M_FIRST, _M_MIDDLES = _nearest(_SIGNED)
-_V_FIRST, _V_MIDDLES = _nearest(_UNSIGNED)
+_M_CODES, _V_CODES = _codes(M_VALUES), _codes(V_VALUES)
 
 
 @kernel
-def _step_of(x):
-    """Where a magnitude, at most 1 or not finite, stands among the upper halves."""
-    return min(np.float32(x).view(np.uint32) >> np.uint32(16), np.uint32(_LAST))
-
-
-@kernel
-def _m_code(x):
-    size = abs(x)
-    at = np.int64(_M_FIRST[_step_of(size)])
-    at += np.int64(size > _M_MIDDLES[at])
-    if x < 0:
-        return np.int8(127 - at if at < 128 else 0)
-    return np.int8(127 + at)
-
-
-@kernel
-def _v_code(x):
-    at = np.int64(_V_FIRST[_step_of(x)])
-    at += np.int64(x > _V_MIDDLES[at])
-    return np.int8(max(at, np.int64(x > 0)))
+def _place(x):
+    """Of a share of the magnitude, -1 to 1; 0 of what is no number."""
+    at = (x + _ONE) * _HALF + np.float32(0.5)
+    return np.int64(at) if at > 0 else 0
 
 
 # -- the step -----------------------------------------------------------------------------------
@@ -124,25 +107,24 @@ def _block_step(p, g, m, v, of_m, of_v, settings):
     for j in range(p.size):
         first, second = _moments(g[j], m[j], v[j], of_m, of_v, beta1, beta2)
         p[j] = p[j] * keep - alpha * (first * beta1h) / (np.sqrt(second * beta2h) + eps)
-        m[j], v[j] = _m_code(first / m_whole), _v_code(second / v_whole)
+        m[j], v[j] = _M_CODES[_place(first / m_whole)], _V_CODES[_place(second / v_whole)]
     return m_most, v_most
 
 
 @parallel
-def _adamw_8bit(p, g, m, v, scales, settings):
+def _adamw_8bit(p, g, m, v, of_m, of_v, settings):
+    """of_m, of_v: the magnitudes of the blocks."""
     s = settings
     scalars = (s[0], s[1], s[2], s[3], s[4], s[5], s[6])
-    for b in prange(scales.shape[1]):
+    for b in prange(of_m.size):
         i, j = b * BLOCK, min((b + 1) * BLOCK, p.size)
-        scales[0, b], scales[1, b] = _block_step(
-            p[i:j], g[i:j], m[i:j], v[i:j], scales[0, b], scales[1, b], scalars
-        )
+        of_m[b], of_v[b] = _block_step(p[i:j], g[i:j], m[i:j], v[i:j], of_m[b], of_v[b], scalars)
 
 
 def _run(site: Site) -> Call:
     _, g, m, v, scales, settings = site.src
     return Call(
-        _adamw_8bit, site.out.reshape(-1), g.reshape(-1), m.reshape(-1), v.reshape(-1), scales,
+        _adamw_8bit, site.out.reshape(-1), g.reshape(-1), m.reshape(-1), v.reshape(-1), *scales,
         settings,
     )  # fmt: skip
 
