@@ -40,7 +40,8 @@ from pyggml.tokenizer.same_tokens import check_same_tokens
 _CHANCE = 0.98  # of ln n_vocab, the loss of a model that has learned nothing
 _OBJECTIVES, _WHAT = (Distill.name, SFT.name), (ADAPTERS, SCALES, FULL)
 _ELSEWHERE = {OBJECTIVE_FLAGS.get(n, n) for n in USERS if not {*USERS[n]} & {*_OBJECTIVES}}
-_NOT_HERE = _ELSEWHERE | {"original", "lora_init", "init", "train_tensors", "qat", "dora", "demo"}
+_NOT_HERE = _ELSEWHERE | {"original", "lora_init", "init", "train_tensors", "qat", "masters"}
+_NOT_HERE |= {"dora", "demo"}
 _COMMON = (
     *("model", "data", "ctx", "val_file", "what", "lora_rank", "epochs", "max_steps"),
     *("batch", "lr", "grad_checkpointing", "max_memory", "device", "output"),

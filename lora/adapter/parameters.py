@@ -1,4 +1,5 @@
 """All trained numbers in one flat float32 buffer; gradients and an optimiser's moments in more.
+Tensors may be kept in 16 bits instead, each in memory of its own.
 
 An all-reduce, a norm or an optimiser step is one loop over a buffer, whatever the number of
 tensors. Every tensor starts at a multiple of 64 bytes; the gaps stay zero.
@@ -15,23 +16,27 @@ from pyggml.errors import QuantError
 from pyggml.graph.arrays import read, write
 from pyggml.graph.dtypes import DType
 from pyggml.graph.tensor import Shape, Tensor, leaf, window, zeros
-from pyggml.quants import quantize
+from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices
 from pyggml.sizes import round_up
 
 _FLOATS = 16  # of a cache line
+_PIECE = 1 << 20  # numbers that are looked at at a time
+_BF16_INF = np.uint16(0x7F80)
 
 
 class Parameters:
     """Leaf tensors by name, over one buffer.
 
-    tensors, gradients        name -> F32 leaf; gradients are accumulators for build_backward
+    tensors, gradients        name -> leaf, F32 or one of the halves; gradients, all F32, are
+                              accumulators for build_backward
     operands                  name -> what graphs read of a tensor: itself, or its numbers packed as
                               another type. Its gradient goes straight through the rounding, so it
                               is the tensor's. Whoever changes the tensors calls `pack`
     data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written, and
                               not every optimiser writes both moments. One more, `total`, is for
-                              sums of gradients
+                              sums of gradients. `data` has no room for halves
+    arrays                    name -> array: what is trained, `data` and each tensor of halves
     moments                   name -> array of any type: of optimisers with moments of their own
     length                    (1,) float32: of the last gradient, if the next one is clipped by it
     buffers                   name of each of them -> F32 leaf, of which the tensors are windows
@@ -51,33 +56,44 @@ class Parameters:
         rates: Mapping[str, float] | None = None,
         constants: Mapping[str, Shape] | None = None,
         types: Mapping[str, DType] | None = None,
+        halves: Mapping[str, DType] | None = None,
     ) -> None:
         """rates: name -> factor of the learning rate, 1 where it is missing. types: name -> type in
-        which graphs read it, F32 where it is missing."""
+        which graphs read it, F32 where it is missing. halves: name -> F16 or BF16, in which it is
+        kept and read, of tensors that `types` has not."""
         self.about = dict(about or {})
         self.metadata: Mapping[str, str | None] = {}
+        halves = halves or {}
         starts, self.groups = _layout(shapes, rates or {})
-        n = sum(length for _, length, _ in self.groups)
-        arrays = [_zeros(n) for _ in range(5)]
+        in_data, groups = _layout({k: s for k, s in shapes.items() if k not in halves}, rates or {})
+        arrays = [_zeros(_end(each)) for each in (groups, *4 * [self.groups])]
         self.data, self.gradient, self.m, self.v, self._total = arrays
         names = ("data", "gradient", "m", "v", "total")
         self.moments: dict[str, np.ndarray] = {}
         self.length = np.zeros(1, np.float32)
         self.buffers = {name: leaf(a, name) for name, a in zip(names, arrays, strict=True)}
-        data, gradient = self.buffers["data"], self.buffers["gradient"]
-        self.tensors, self.gradients = {}, {}
+        self.arrays = {"parameters": self.data}
+        self.tensors, self.gradients = dict[str, Tensor](), dict[str, Tensor]()
         for name, shape in shapes.items():
-            self.tensors[name] = window(data, starts[name], shape, name)
-            self.gradients[name] = window(gradient, starts[name], shape, f"d({name})")
+            if name in halves:
+                self.tensors[name] = self._half(name, shape, halves[name])
+            else:
+                self.tensors[name] = window(self.buffers["data"], in_data[name], shape, name)
+            gradient = window(self.buffers["gradient"], starts[name], shape, f"d({name})")
+            self.gradients[name] = gradient
         self._blocks = {name: zeros(shapes[name], d, name) for name, d in (types or {}).items()}
         self.operands = self.tensors | self._blocks
-        constants = constants or {}
-        starts, ((_, n, _),) = _layout(constants, {})
-        self.constant_data = _zeros(n)
+        self._set_constants(constants or {})
+
+    def _set_constants(self, shapes: Mapping[str, Shape]) -> None:
+        starts, groups = _layout(shapes, {})
+        self.constant_data = _zeros(_end(groups))
         whole = leaf(self.constant_data, "constants")
-        self.constants = {
-            name: window(whole, starts[name], s, name) for name, s in constants.items()
-        }
+        self.constants = {name: window(whole, starts[name], s, name) for name, s in shapes.items()}
+
+    def _half(self, name: str, shape: Shape, kind: DType) -> Tensor:
+        self.arrays[name] = np.zeros(shape, kind.numpy)
+        return leaf(self.arrays[name], name, kind)
 
     @property
     def n_trained(self) -> int:
@@ -100,19 +116,43 @@ class Parameters:
 
     def rate(self, name: str) -> float:
         """The factor of a tensor's learning rate."""
-        first = self.tensors[name].offset // self.data.itemsize
+        first = self._first(name)
         return next(rate for start, n, rate in self.groups if start <= first < start + n)
 
     def part(self, name: str, array: np.ndarray) -> Tensor:
-        """A tensor's part of an array of as many numbers as `data`, as a leaf of its own."""
+        """A tensor's part of an array of as many numbers as `gradient`, as a leaf of its own."""
+        return leaf(self.part_of(name, array), f"moment of {name}")
+
+    def part_of(self, name: str, array: np.ndarray) -> np.ndarray:
+        """The same as an array, in the tensor's shape."""
+        t, first = self.tensors[name], self._first(name)
+        return array[first : first + t.n_elements].reshape(t.shape)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A copy of what is trained of a tensor, float32."""
         t = self.tensors[name]
-        first = t.offset // self.data.itemsize
-        return leaf(array[first : first + t.n_elements].reshape(t.shape), f"moment of {name}")
+        return np.asarray(dequantize(read(t), t.dtype.name), np.float32)
+
+    def not_finite(self) -> list[str]:
+        """The names of `arrays` that hold what is no finite number."""
+        return [name for name, a in self.arrays.items() if not _is_finite(a.reshape(-1))]
+
+    def _first(self, name: str) -> int:
+        return self.gradients[name].offset // self.gradient.itemsize
+
+    @property
+    def has_halves(self) -> bool:
+        return len(self.arrays) > 1
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of what is trained."""
+        return sum(a.nbytes for a in self.arrays.values())
 
     def n_bytes(self, more: int) -> int:
         """Bytes of what is trained and of its constants, and `more`, of gradients and moments."""
         n_blocks = sum(t.n_bytes for t in self._blocks.values())
-        return self.data.nbytes + self.constant_data.nbytes + n_blocks + more
+        return self.trained_bytes + self.constant_data.nbytes + n_blocks + more
 
     def end(self) -> None:
         """Set gradients and moments to 0 and free their memory: training is over."""
@@ -141,7 +181,19 @@ def _layout(
     return starts, tuple(groups)
 
 
+def _end(groups: tuple[Group, ...]) -> int:
+    return sum(n for _, n, _ in groups)
+
+
 def _zeros(n: int) -> np.ndarray:
     raw = np.zeros(n + _FLOATS, np.float32)
     start = -raw.ctypes.data % (4 * _FLOATS) // 4
     return raw[start : start + n]
+
+
+def _is_finite(a: np.ndarray) -> bool:
+    """Of floats, or of bits of BF16."""
+    pieces = (a[i : i + _PIECE] for i in range(0, a.size, _PIECE))
+    if a.dtype == np.uint16:
+        return not any(((piece & _BF16_INF) == _BF16_INF).any() for piece in pieces)
+    return all(np.isfinite(piece).all() for piece in pieces)

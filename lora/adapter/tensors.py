@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cpu import pages
 from pyggml.errors import AdapterError, QuantError, first_names, suggestion
 from pyggml.gguf import GGUFFile
-from pyggml.graph.arrays import read, write
-from pyggml.graph.dtypes import BF16, F16, F32, DType
+from pyggml.graph.arrays import array, read, write
+from pyggml.graph.dtypes import BF16, F16, F32, HALVES, DType
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.lora.adapter.names import FIXED, PARTS, fits, part_patterns
 from pyggml.lora.adapter.parameters import Parameters
@@ -51,7 +52,7 @@ class TrainedTensors:
     """A model's own tensors, trained directly.
 
     model        the model with these tensors: its logits follow training
-    parameters   their numbers in float32, whatever the file's type
+    parameters   their numbers in float32, whatever the file's type, or in halves
     words        what they are, for a plan of the run
     changed      name of a tensor → its numbers, which the file gets in its type
     blocks       name of a tensor → its blocks as they are written
@@ -90,36 +91,64 @@ def _numbers(t: Tensor) -> np.ndarray:
     return np.asarray(read(t))
 
 
-def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
+def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False) -> TrainedTensors:
     """Make all tensors trainable that match one of the patterns; `model` itself stays as it is.
+
+    in_halves   keep matrices in 16 bits, in the file's type or, of an F32 file, as BF16; each step
+                rounds them by chance (pyggml.ops.optim_half). Vectors stay in float32
 
     Patterns are those of LoraConfig.rank_pattern, or words: norms, biases, embeddings, experts,
     router, last-4 for the last four blocks, or a module's name in transformers. Raises
-    AdapterError for a pattern without a match, and with every matching tensor that is not F32, F16
-    or BF16.
+    AdapterError for a pattern without a match, with every matching tensor that is not F32, F16 or
+    BF16, and for halves on a card.
     """
     weights, (chosen, fixed, faults) = model.parts.weights, _chosen(model, patterns)
     types = {name: model.file.tensors[name].dtype for name in chosen}
-    wrong = [f"{name} is {d}" for name, d in types.items() if d not in _FLOATS]
-    if wrong:
-        more = f" and {len(wrong) - 5} more are no floats" if len(wrong) > 5 else ""
-        faults.append(
-            f"{', '.join(wrong[:5])}{more}, wanted F32, F16 or BF16: only floats train, which "
-            "`pyggml quantize IN OUT F16 --allow-requantize` makes of a quantised model, or --qat "
-            "TYPE, which trains what blocks of that type hold"
-        )
-    _refuse(faults)
-    about = {"train_tensors": list(patterns)}
-    parameters = Parameters({name: weights[name].shape for name in chosen}, about)
+    _refuse([*faults, *_no_floats(types)])
+    halves = _halves(model, chosen) if in_halves else {}
+    about = {"train_tensors": list(patterns)} | ({"masters": "half"} if in_halves else {})
+    shapes = {name: weights[name].shape for name in chosen}
+    parameters = Parameters(shapes, about, halves=halves)
     for name, t in parameters.tensors.items():
-        write(t, unpack(weights[name]).reshape(t.shape))
-    changed = {name: partial(_numbers, t) for name, t in parameters.tensors.items()}
+        write(t, read(_as_type(weights[name], t.dtype)).reshape(t.shape))
+        if release := pages.release(array(weights[name])):
+            release()
+    whole = [n for n in halves if halves[n] is types[n]]  # written as they are
+    blocks = {n: partial(_numbers, parameters.tensors[n]) for n in whole}
+    changed = {n: partial(parameters.numbers, n) for n in chosen if n not in blocks}
     words = [f"{_count(len(chosen), 'tensor')} of the model"]
+    if halves:
+        kinds = _kinds({n: parameters.tensors[n] for n in halves})
+        words.append(f"matrices kept as {kinds}, their steps rounded by chance")
     if fixed:
         words.append(
             f"{first_names(fixed, 3)} stay{'s' * (len(fixed) == 1)}: no loss has a slope there"
         )
-    return TrainedTensors(_with(model, parameters.tensors), parameters, words, changed)
+    return TrainedTensors(_with(model, parameters.tensors), parameters, words, changed, blocks)
+
+
+def _no_floats(types: Mapping[str, DType]) -> list[str]:
+    """What is wrong with tensors of these types; nothing of floats."""
+    wrong = [f"{name} is {d}" for name, d in types.items() if d not in _FLOATS]
+    if not wrong:
+        return []
+    more = f" and {len(wrong) - 5} more are no floats" if len(wrong) > 5 else ""
+    return [
+        f"{', '.join(wrong[:5])}{more}, wanted F32, F16 or BF16: only floats train, which "
+        "`pyggml quantize IN OUT F16 --allow-requantize` makes of a quantised model, or --qat "
+        "TYPE, which trains what blocks of that type hold"
+    ]
+
+
+def _halves(model: Model, names: Sequence[str]) -> Mapping[str, DType]:
+    """Matrices among these → the type in which they are kept. AdapterError for a card."""
+    if cards := [b.name for b in model.devices.backends if not b.is_host]:
+        why = f"is half: on the CPU alone, and the model is on {cards[0]}"
+        raise AdapterError([("masters", why)])
+    weights = {n: model.parts.weights[n] for n in names}
+    return {
+        n: w.dtype if w.dtype in HALVES else BF16 for n, w in weights.items() if len(w.shape) > 1
+    }
 
 
 def train_packed(
@@ -187,6 +216,8 @@ def _start(w: Tensor, name: str, file: GGUFFile | None) -> np.ndarray:
 
 def _as_type(w: Tensor, to: DType) -> Tensor:
     """A weight packed, or rounded, as a file of another type has it."""
+    if w.dtype is to:
+        return w
     numbers = unpack(w)
     blocks = numbers if to is F32 else quantize(numbers, to.name).view(to.numpy)
     return leaf(blocks, w.name, to)

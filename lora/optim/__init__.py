@@ -44,4 +44,4 @@ def kept_bytes(config: TrainConfig, parameters: Parameters) -> int:
     in, and the best parameters."""
     optimiser = OPTIMISERS[config.optimiser](parameters, config)
     kept = sum(a.nbytes for a in optimiser.state_arrays(parameters).values())
-    return kept + optimiser.work_bytes + config.keep_best * parameters.data.nbytes
+    return kept + optimiser.work_bytes + config.keep_best * parameters.trained_bytes

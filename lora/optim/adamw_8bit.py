@@ -12,8 +12,8 @@ import numpy as np
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.optim.adamw import FlatAdamW
-from pyggml.ops import opt_step_adamw, opt_step_adamw_8bit
-from pyggml.ops.optim_8bit import n_blocks
+from pyggml.ops.optim import OPT_STEP_ADAMW
+from pyggml.ops.optim_8bit import OPT_STEP_ADAMW_8BIT, n_blocks
 
 LEAST = 4096  # bitsandbytes' min_8bit_size
 _SCALES, _SMALL = "scales", "small"
@@ -25,11 +25,6 @@ class FlatAdamW8bit(FlatAdamW):
 
     moments, is_by_tensor = (), True
 
-    def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
-        is_small = len(moments_and_settings) == 3
-        step = opt_step_adamw if is_small else opt_step_adamw_8bit
-        return step(data, gradient, *moments_and_settings)
-
     @classmethod
     def state_arrays(cls, parameters: Parameters) -> Mapping[str, np.ndarray]:
         """m and v: the codes of all numbers. scales: of each tensor, those of both moments. small:
@@ -39,19 +34,18 @@ class FlatAdamW8bit(FlatAdamW):
             ends = {array: start + n for array, start, n in _places(parameters).values()}
             arrays |= {array: np.zeros(end, np.float32) for array, end in ends.items()}
             if _SCALES in ends:
-                arrays |= {m: np.zeros(parameters.data.size, np.int8) for m in "mv"}
+                arrays |= {m: np.zeros(parameters.gradient.size, np.int8) for m in "mv"}
         return arrays
 
     def step_of(self, name: str, gradient: Tensor) -> Tensor:
         p, (array, start, n) = self.parameters, self._at[name]
-        arrays = self.state_arrays(p)
-        data, settings = p.tensors[name], self._settings[p.rate(name)]
+        arrays, settings = self.state_arrays(p), self._settings[p.rate(name)]
         both = arrays[array][start : start + n].reshape(2, -1)
         if array == _SMALL:
-            moments = [leaf(each.reshape(data.shape), "moment") for each in both]
-        else:
-            moments = [*(p.part(name, arrays[m]) for m in "mv"), leaf(both, _SCALES)]
-        return self.update(data, gradient, *moments, settings)
+            moments = [leaf(each.reshape(gradient.shape), "moment") for each in both]
+            return self._step(OPT_STEP_ADAMW, name, gradient, *moments, settings)
+        moments = [*(p.part(name, arrays[m]) for m in "mv"), leaf(both, _SCALES)]
+        return self._step(OPT_STEP_ADAMW_8BIT, name, gradient, *moments, settings)
 
     @cached_property
     def _at(self) -> Mapping[str, Place]:

@@ -6,20 +6,16 @@ therefore needs a third to a tenth of AdamW's rate, and as many times its weight
 
 from collections.abc import Sequence
 
-from pyggml.graph.tensor import Tensor
 from pyggml.lora.optim.optimiser import FlatOptimiser
-from pyggml.ops import opt_step_lion
+from pyggml.ops.optim import OPT_STEP_LION
 
 
 class FlatLion(FlatOptimiser):
     """One opt_step_lion over the flat buffers."""
 
+    op = OPT_STEP_LION
     moments = ("m",)
     n_settings = 4
-
-    def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
-        m, settings = moments_and_settings
-        return opt_step_lion(data, gradient, m, settings)
 
     def settings(self, lr: float, n: int) -> Sequence[float]:
         c = self.config

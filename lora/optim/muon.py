@@ -19,6 +19,7 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim.adamw import FlatAdamW
 from pyggml.ops import add, mul_mat, opt_step_sgd, out_prod, reshape, rms_norm, scale
+from pyggml.ops.optim import OPT_STEP_SGD
 from pyggml.runtime import Devices, schedule
 
 _QUINTIC, _N_ITERATIONS = (3.4445, -4.7750, 2.0315), 5
@@ -63,7 +64,7 @@ class FlatMuon(FlatAdamW):
         m = opt_step_sgd(p.part(name, p.m), gradient, self._mean)
         step = orthogonal(add(scale(m, mu), scale(gradient, 1 - mu)))
         factor = _SIZE * sqrt(max(w.shape[-2:]))
-        return opt_step_sgd(w, scale(step, factor), self._of_matrices[p.rate(name)])
+        return self._step(OPT_STEP_SGD, name, scale(step, factor), self._of_matrices[p.rate(name)])
 
 
 def orthogonal(x: Tensor) -> Tensor:

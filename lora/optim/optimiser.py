@@ -10,26 +10,31 @@ import numpy as np
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
-from pyggml.graph.dtypes import F32
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.op import Op
 from pyggml.graph.tensor import Tensor, window, zeros
 from pyggml.jit import compile_for
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.ops import clip_norm
+from pyggml.ops import clip_norm, opt_step_half
+from pyggml.ops.arithmetic.dropout import DRAW, draw_words
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 
 _LONGEST = 1e19  # its square, 1e38, is a float32
+_NOT_OF_DROPOUT = 0x9E3779B97F4A7C15  # makes of a seed another one
 
 
 class FlatOptimiser(ABC):
     """An optimiser of parameters and their moments; on the CPU unless told otherwise.
 
+    op            takes a step of F32 numbers, in place: of gradient, moments and settings
     moments       the buffers of Parameters that it updates in each step
     n_settings    how many further numbers a step reads
     has_squares   whether a moment is a mean of the gradient's squares
     is_by_tensor  whether a step is one of each tensor, else of each group
     """
 
+    op: ClassVar[Op]
     moments: ClassVar[tuple[str, ...]]
     n_settings: ClassVar[int]
     has_squares: ClassVar[bool] = False
@@ -41,10 +46,8 @@ class FlatOptimiser(ABC):
         self.config, self.parameters, self._devices = config, parameters, devices or Devices()
         rates = {rate for *_, rate in parameters.groups}
         self._settings = {rate: zeros((self.n_settings,), F32, "settings") for rate in rates}
-
-    @abstractmethod
-    def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
-        """The node that takes one step, in place."""
+        self._draw = zeros((DRAW,), I32, "draw")
+        self._streams = {name: i for i, name in enumerate(parameters.tensors)}
 
     @abstractmethod
     def settings(self, lr: float, n: int) -> Sequence[float]:
@@ -65,7 +68,15 @@ class FlatOptimiser(ABC):
         part of a leaf, a graph's checks would count all as changed."""
         moments = [self.parameters.part(name, getattr(self.parameters, m)) for m in self.moments]
         settings = self._settings[self.parameters.rate(name)]
-        return self.update(self.parameters.tensors[name], gradient, *moments, settings)
+        return self._step(self.op, name, gradient, *moments, settings)
+
+    def _step(self, op: Op, name: str, *sources: Tensor) -> Tensor:
+        """The node of one tensor, with gradient, moments and settings; a half is rounded by
+        chance."""
+        data = self.parameters.tensors[name]
+        if data.dtype is F32:
+            return op(data, *sources)
+        return opt_step_half(op, data, *sources, self._draw, stream=self._streams[name])
 
     def clip(self) -> float:
         """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
@@ -100,6 +111,7 @@ class FlatOptimiser(ABC):
         """Give all nodes the settings of step n."""
         for rate, settings in self._settings.items():
             write(settings, self.settings(rate * lr, n))
+        write(self._draw, draw_words(self.config.seed ^ _NOT_OF_DROPOUT, n))
 
     def compile(self) -> None:
         """Compile the kernel of `step`; nothing is updated."""
@@ -120,13 +132,14 @@ class FlatOptimiser(ABC):
         return [bind(each, arenas=arenas) for each in schedules]
 
     def _updates(self) -> Iterator[Tensor]:
-        """One node for each tensor, or for each group; of the whole buffers if that is one."""
+        """One node for each tensor, of halves always, or for each group; of the whole buffers if
+        that is one."""
         p = self.parameters
-        if self.is_by_tensor:
+        if self.is_by_tensor or p.has_halves:
             yield from (self.step_of(name, gradient) for name, gradient in p.gradients.items())
             return
         buffers = [p.buffers[name] for name in ("data", "gradient", *self.moments)]
         for first, n, rate in p.groups:
             whole = len(p.groups) == 1
             parts = buffers if whole else [window(b, first, (n,)) for b in buffers]
-            yield self.update(*parts, self._settings[rate])
+            yield self.op(*parts, self._settings[rate])

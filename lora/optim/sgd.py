@@ -6,20 +6,16 @@ for another. Rates are far higher than AdamW's: 0.01 to 1 with the gradient's no
 
 from collections.abc import Sequence
 
-from pyggml.graph.tensor import Tensor
 from pyggml.lora.optim.optimiser import FlatOptimiser
-from pyggml.ops import opt_step_sgd
+from pyggml.ops.optim import OPT_STEP_SGD
 
 
 class FlatSGD(FlatOptimiser):
     """One OPT_STEP_SGD over the flat buffers."""
 
+    op = OPT_STEP_SGD
     moments = ()
     n_settings = 2
-
-    def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
-        (settings,) = moments_and_settings
-        return opt_step_sgd(data, gradient, settings)
 
     def settings(self, lr: float, n: int) -> Sequence[float]:
         return lr, self.config.weight_decay

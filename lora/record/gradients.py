@@ -46,8 +46,9 @@ class Watch:
         if self.is_sampled(step):
             self._gather("data")
             p = self._parameters
-            self._before = memory(p.data.size)
-            self._before[:] = p.data
+            self._before = memory(p.gradient.size)
+            for name in p.tensors:
+                p.part_of(name, self._before)[...] = p.numbers(name)
 
     def __call__(self, step: int, grad_norm: float) -> Overview | None:
         """The overview of the step just made, if it is one that is measured.
@@ -67,11 +68,10 @@ class Watch:
     def _measure(self, step: int, grad_norm: float, before: np.ndarray) -> Overview:
         self._gather("data", "gradient")
         measures = {}
-        for name, t in self._parameters.tensors.items():
-            first = t.offset // before.itemsize
-            old = before[first : first + t.n_elements]
-            g = read(self._parameters.gradients[name])
-            measures[name] = measure(g, old, read(t).reshape(-1) - old)
+        p = self._parameters
+        for name in p.tensors:
+            old, g = p.part_of(name, before), read(p.gradients[name])
+            measures[name] = measure(g, old.reshape(-1), (p.numbers(name) - old).reshape(-1))
         length = sqrt(sum(m.norm**2 for m in measures.values()))
         factor = grad_norm / length if length else 1.0  # what was clipped
         return overview({step: {n: m._replace(norm=factor * m.norm) for n, m in measures.items()}})

@@ -18,19 +18,21 @@ class BestParameters:
 
     def __init__(self, parameters: Parameters, devices: Devices, keeps: bool) -> None:
         self._parameters, self._devices, self._keeps = parameters, devices, keeps
-        self._numbers = np.zeros_like(parameters.data) if keeps else np.empty(0, np.float32)
+        arrays = parameters.arrays if keeps else {}
+        self._arrays = {name: np.zeros_like(a) for name, a in arrays.items()}
         self.is_taken = False
 
     @property
     def buffers(self) -> dict[str, np.ndarray]:
         """What a checkpoint holds of it."""
-        return {"best": self._numbers} if self._keeps else {}
+        names = {name: f"best {name}" for name in self._arrays} | {"parameters": "best"}
+        return {names[name]: a for name, a in self._arrays.items()}
 
     def note(self, history: History) -> None:
         """Copy the parameters, which the host has, if the last validation was the best."""
-        parameters = self._parameters
         if self._keeps and history.best is history.validations[-1]:
-            self._numbers[:] = parameters.data
+            for name, a in self._arrays.items():
+                a[...] = self._parameters.arrays[name]
 
     def take(self, history: History, step: int) -> None:
         """Give the parameters, which are of this step, the numbers that validated best. Where no
@@ -46,12 +48,14 @@ class BestParameters:
             self._exchange()
 
     def _exchange(self) -> None:
-        parameters, beside = self._parameters, self._numbers
+        parameters = self._parameters
         leaf, data = parameters.buffers["data"], parameters.data
         self._devices.gather(leaf)
-        for i in range(0, len(data), _PIECE):
-            piece = slice(i, i + _PIECE)
-            data[piece], beside[piece] = beside[piece], data[piece].copy()
+        for name, a in self._arrays.items():
+            one, other = parameters.arrays[name].reshape(-1), a.reshape(-1)
+            for i in range(0, len(one), _PIECE):
+                piece = slice(i, i + _PIECE)
+                one[piece], other[piece] = other[piece], one[piece].copy()
         write(leaf, data)
         parameters.pack(self._devices)
         self.is_taken = not self.is_taken

@@ -8,9 +8,10 @@ checkpoint.sha256 SHA-256 of all that is here: `_whole_digest`. Older files have
                   that of the numbers, which is then all that is checked
 checkpoint.lesson   `objective.Practice.state`, where the next step goes on with it
 checkpoint.history.losses, .validation.steps, .losses, .tokens      `reports.History`
-the flat float32 buffers: parameters, the optimiser's moments (adamw.m, adamw.v; codes of 8 bits are
-                  I8); constants, the length of the last gradient, and the parameters that validated
-                  best, if a run has them
+the flat float32 buffers: parameters, and of them by name the tensors that are kept as F16 or BF16;
+                  the optimiser's moments (adamw.m, adamw.v; codes of 8 bits are I8); constants, the
+                  length of the last gradient, and the parameters that validated best, if a run has
+                  them
 
 The order of the windows follows from seed and epoch, the learning rate from the step: nothing else
 has a state.
@@ -30,7 +31,7 @@ import numpy as np
 from pyggml import gguf
 from pyggml.errors import CheckpointError, GGUFError, PyggmlError
 from pyggml.gguf.fields import brief
-from pyggml.graph.dtypes import F32, I8, DType
+from pyggml.graph.dtypes import BF16, F16, F32, I8, DType
 from pyggml.lora.trainer.arithmetic import RunArithmetic
 from pyggml.lora.trainer.identity import (
     LENGTH,
@@ -45,7 +46,8 @@ ANOTHER_RUN = "is of another run: "
 _PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
 _SUM, _OLDER_SUM = "checkpoint.sha256", "checkpoint.digest"
 _LESSON, _NO_LESSON = "checkpoint.lesson", np.empty(0)
-Buffers = Mapping[str, np.ndarray]  # (n,) float32 or int8 each
+Buffers = Mapping[str, np.ndarray]  # float32, int8, float16, or uint16 of BF16's bits
+_TYPES = {np.dtype(d.numpy): d for d in (F32, I8, F16, BF16)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def _load(file: gguf.GGUFFile, buffers: Buffers) -> Checkpoint:
 
 
 def _type(buffer: np.ndarray) -> DType:
-    return I8 if buffer.dtype == np.int8 else F32
+    return _TYPES[buffer.dtype]
 
 
 def _history(file: gguf.GGUFFile) -> History:

@@ -31,7 +31,10 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
     for name, is_so in on_host.items() if cards else ():
         if is_so and (value := getattr(config, name)):
             faults.append((name, f"is {value}: on the CPU alone, and the model is on {cards[0]}"))
-    if config.grad_accum < ranks.size:
+    if config.step_in_backward and ranks.size > 1:
+        why = f"is for one process, not {ranks.size}: a step waits for no other's gradient"
+        faults.append(("step_in_backward", why))
+    elif config.grad_accum < ranks.size:
         fault = f"is {config.grad_accum}: {ranks.size} ranks share the passes of a step"
         faults.append(("grad_accum", f"{fault}, wanted at least as many"))
     if corpus.validation is None:

@@ -132,7 +132,7 @@ class RunFolder:
         moments = {f"{name}.{m}": a for m, a in OPTIMISERS[name].state_arrays(p).items()}
         constants = {"constants": p.constant_data} if p.constants else {}
         constants |= {"length": p.length} if self._plan.config.step_in_backward else {}
-        return {"parameters": p.data} | moments | constants | self._best.buffers
+        return p.arrays | moments | constants | self._best.buffers
 
     def _has(self, path: Path) -> bool:
         """Whether a file is a checkpoint of this run, of the step that its name says."""

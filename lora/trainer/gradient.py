@@ -33,7 +33,7 @@ class StepGradient:
     def __init__(self, parameters: Parameters, devices: Devices, ranks: Ranks) -> None:
         self._ranks, self._devices = ranks, devices
         self._gradient, total = parameters.buffers["gradient"], parameters.buffers["total"]
-        self._size = parameters.data.size
+        self._size = parameters.gradient.size
         nodes = (
             fill_inplace(self._gradient, 0.0),
             fill_inplace(total, 0.0),

@@ -32,10 +32,9 @@ from pyggml.lora.trainer.experts import LOAD, BalanceLeaves
 from pyggml.model import Model
 from pyggml.models import Inputs, record
 from pyggml.models.batch_rows import BatchRows
-from pyggml.ops.arithmetic.dropout import DRAW
+from pyggml.ops.arithmetic.dropout import DRAW, draw_words
 from pyggml.runtime import Arenas, DevicePart, Program, Schedule, bind, compile_backwards, schedule
 
-_WORD = 0xFFFFFFFF
 _USUAL = USUAL()
 Arrays = dict[str, np.ndarray]
 
@@ -73,7 +72,9 @@ class _Pair:
         put_together(drawn.tokens, drawn.positions, drawn.span, drawn.length)
         trained, inputs = parameters.operands, replace(drawn, draw=None, noise=None)
         taps, balance = model.taps(), BalanceLeaves.empty(drawn.tokens.shape[0])
-        net = LossNet.of(model, drawn, trained, True, taps)
+        # With halves memory is short: the loss is fused, and makes logits again for W's gradient.
+        separate = () if parameters.has_halves else trained
+        net = LossNet.of(model, drawn, separate, True, taps)
         forward, further = _forward(net, objective, leaves, balance, factor)
         read = taps.read if taps else {}
         sums = [None if steps else g for g in parameters.gradients.values()]
@@ -81,7 +82,7 @@ class _Pair:
         wanted, rounds = {**trained, **read}, not objective.has_reference
         graph = training_graph(forward, wanted, sums, model.kept_as, keep, rounds=rounds)
         graph = steps.within(graph) if steps else graph
-        net = LossNet.of(model, inputs, trained, False, model.taps())
+        net = LossNet.of(model, inputs, separate, False, model.taps())
         alone, _ = _forward(net, objective, leaves, balance, 0.0)
         return cls(drawn, leaves, balance, graph, alone, further, tuple(read))
 
@@ -287,8 +288,7 @@ class Passes:
     def train(self, batch: WindowBatch) -> float:
         """Add a batch's gradients; returns its part of the loss."""
         seed, number = self._next
-        words = np.array([seed & _WORD, seed >> 32, number & _WORD], np.uint32)
-        write(self._draw, words.view(np.int32))
+        write(self._draw, draw_words(seed, number))
         self._next = (seed, number + 1)
         noise = self._pairs[len(batch.tokens)].inputs.noise
         if noise is not None:

@@ -191,12 +191,12 @@ def fits_array(t: Tensor) -> bool:
 
 
 def as_leaf(a: np.ndarray | Tensor) -> Tensor:
-    """A fresh F32, I32 or, of int8, I8 leaf with the values of an array; a Tensor is returned as it
-    is."""
+    """A fresh F32, I32 or, of int8 and float16, I8 and F16 leaf with the values of an array; a
+    Tensor is returned as it is."""
     if isinstance(a, Tensor):
         return a
-    of_integers = np.int8 if a.dtype == np.int8 else np.int32
-    return leaf(np.array(a, np.float32 if a.dtype.kind == "f" else of_integers))
+    kind = np.float32 if a.dtype.kind == "f" else np.int32
+    return leaf(np.array(a, a.dtype if a.dtype in (np.int8, np.float16) else kind))
 
 
 def zeros(shape: Shape, dtype: DType = F32, name: str = "") -> Tensor:

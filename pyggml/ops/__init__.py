@@ -104,6 +104,7 @@ from pyggml.ops.norm.norm import (
 from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
 from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
 from pyggml.ops.optim_8bit import opt_step_adamw_8bit
+from pyggml.ops.optim_half import opt_step_half
 from pyggml.ops.product.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
 from pyggml.ops.product.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.product.rescale import rescale
@@ -206,6 +207,7 @@ __all__ = [
     "norm_back",
     "opt_step_adamw",
     "opt_step_adamw_8bit",
+    "opt_step_half",
     "opt_step_lion",
     "opt_step_sgd",
     "out_prod",

@@ -154,6 +154,7 @@ def test_without_mpi4py_the_extra_is_named(launched, variables, monkeypatch):
 OF_TWO = {
     "two": {"batch": 2, "keep_best": True, "val_every": 2, "grad_accum": 3},
     "full": {"train": "full", "optimiser": "sgd"},
+    "half": {"train": "half", "optimiser": "adamw8bit"},
     "packed": {"train": "Q4_0", "keep_best": True, "val_every": 2},
     "scales": {"train": "scales", "batch": 2},
     "dpo": {"kind": "dpo"},

@@ -281,6 +281,8 @@ WITHOUT = {
         log_temperature""",
     "ggml has no Lion": "opt_step_lion",
     "ggml keeps moments in float32 alone": "opt_step_adamw_8bit",
+    "ggml steps on float32 alone": """opt_step_adamw_half opt_step_adamw_8bit_half
+        opt_step_lion_half opt_step_sgd_half""",
     "ggml stops a gradient by its flags": "detach",
 }
 WITHOUT = {name: reason for reason, names in WITHOUT.items() for name in words(names)}

@@ -83,8 +83,8 @@ def _answer(rng, n, wanted):
 
 
 def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, backends=(), **settings):
-    """train: "full" for all tensors, "scales" for those of blocks, or a file type for what its
-    blocks hold; else an adapter."""
+    """train: "full" for all tensors, "half" for the same in halves, "scales" for those of blocks,
+    or a file type for what its blocks hold; else an adapter."""
     settings = {"lr": 0.01, "epochs": 2, "grad_accum": 4, "warmup_steps": 2, **settings}
     base = pyggml.load(model, compute=settings.get("compute", "auto"), backends=backends)
     lora = LoraConfig(rank=3, alpha=5.0, dropout=0.1)
@@ -92,10 +92,10 @@ def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, backends
         adapter = attach(base, lora)
     elif train == "scales":
         adapter = train_scales(base)
+    elif train in ("full", "half"):
+        adapter = train_tensors(base, ["*"], in_halves=train == "half")
     else:
-        adapter = (
-            train_tensors(base, ["*"]) if train == "full" else train_packed(base, ["*"], train)
-        )
+        adapter = train_packed(base, ["*"], train)
     rng = np.random.default_rng(9)
     adapter.parameters.data[:] += 0.05 * rng.normal(size=adapter.parameters.data.size)
     adapter.parameters.pack(adapter.model.devices)
@@ -109,7 +109,8 @@ def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, backends
 def outcome(trainer):
     """What a run ends with: its parameters and moments, losses, and right tokens or rewards."""
     p, history = trainer.parameters, trainer.history
-    digest = hashlib.sha256(b"".join(b.tobytes() for b in (p.data, p.m, p.v))).hexdigest()
+    arrays = (*p.arrays.values(), p.m, p.v, *p.moments.values())
+    digest = hashlib.sha256(b"".join(b.tobytes() for b in arrays)).hexdigest()
     validations = [[v.step, v.loss, v.token_accuracy, repr(v.rewards)] for v in history.validations]
     return [digest, list(history.losses), validations, trainer.progress.step]
 

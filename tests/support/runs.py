@@ -5,7 +5,7 @@ from pyggml.lora import StepReport
 
 def state(trainer):
     p = trainer.parameters
-    buffers = (p.data, p.m, p.v, *p.moments.values())
+    buffers = (*p.arrays.values(), p.m, p.v, *p.moments.values())
     return [b.tobytes() for b in buffers] + [trainer.progress]
 
 

@@ -185,6 +185,15 @@ _OPTIONS = [
         help="with --train full: train the model as it will be in a file of TYPE, such as Q4_0 or "
         "Q2_K (those of `pyggml quantize`), which is what is written: quantisation-aware training",
     ),
+    GroupedOption(
+        ["--masters"],
+        type=click.Choice(("f32", "half")),
+        group="adapter",
+        help="in what the model's own tensors are kept while they train: f32; or half, 16 bits, in "
+        "the file's type (of an F32 file BF16) with each step rounded by chance, for half the "
+        "memory  [default: f32]",
+        brief="tensors that train in f32, or half",
+    ),
     *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
     *settings_options(DataConfig, {}),
     *settings_options(ObjectiveConfig, OBJECTIVE_FLAGS),

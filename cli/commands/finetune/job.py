@@ -49,6 +49,7 @@ _OWN = (
     "what",
     "train_tensors",
     "qat",
+    "masters",
     "prompt",
     "answer_every",
     "log_to",
@@ -74,6 +75,7 @@ class Job:
     what: str | None
     train_tensors: tuple[str, ...] | None
     qat: str | None
+    masters: str | None
     resume: Path | None
     prompt: str | None
     answer_every: int | None
@@ -267,6 +269,12 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
         clashes.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
     if given["qat"] is not None and given["what"] != FULL and given["train_tensors"] is None:
         clashes.append("--qat wants --train full: it trains what the blocks of a file hold")
+    is_own = given["what"] == FULL or given["train_tensors"] is not None
+    if given["masters"] is not None and not (is_own and not given["qat"] and not given["original"]):
+        clashes.append(
+            "--masters is for --train full or --train-tensors, without --qat and --original, whose "
+            "blocks are packed of float32"
+        )
     if given["what"] not in (None, *WHAT):
         clashes.append(f"--train is {given['what']!r}, wanted {', '.join(WHAT)}")
     excluded, why = _ruled_out(given)
@@ -372,7 +380,7 @@ def check_room(job: Job, parameters: Parameters, n_output: int) -> None:
     folder = job.train.checkpoint_dir
     if folder is not None:  # one more than those that stay
         there = sum(path.stat().st_size for path in existing(Path(folder)))
-        each = parameters.data.nbytes + kept_bytes(job.train, parameters) + _HEADER_BYTES
+        each = parameters.trained_bytes + kept_bytes(job.train, parameters) + _HEADER_BYTES
         needed = each * (job.train.checkpoint_keep + 1)
         check_space(Path(folder), max(0, needed - there))
 

@@ -70,11 +70,11 @@ def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
     elsewhere = sum(device.arena for device in trainer.on_devices())
-    files, data = file_bytes(), trainer.parameters.data.nbytes
+    files, p = file_bytes(), trainer.parameters
     process = resident() - files + spare(trainer.passes, model)
     arena = max(reserved.arena - elsewhere, 0)
-    copied = arena < data and not trainer.config.step_in_backward
-    state = reserved.parameters - data + copied * data
+    copied = arena < p.gradient.nbytes and not trainer.config.step_in_backward
+    state = reserved.parameters - p.trained_bytes + copied * p.gradient.nbytes
     cache = _cache(model, n_prompt)
     state += cache if job.answer_every else 0
     return RunBytes(process, arena, state, max(cache, LANGUAGES), files, _largest(model))

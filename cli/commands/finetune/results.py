@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from pyggml.chat import MODEL, ChatTemplate, template_file, write_alike
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.terminal.chat_templates import choose_template, own_template
@@ -18,7 +16,7 @@ from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.rewriting import say_losses
 from pyggml.cli.terminal.show import is_quiet, row, say, size
-from pyggml.errors import NotFiniteError, PyggmlError, QuantError
+from pyggml.errors import NotFiniteError, PyggmlError, QuantError, first_names
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
 from pyggml.lora.data.labels import Labels
 from pyggml.lora.data.unused import OF_TEXTS
@@ -119,10 +117,12 @@ SMALLER = "smaller are --batch, --ctx and --grad-checkpointing"  # of what a run
 def check_numbers(trained: Trained) -> None:
     """NotFiniteError if what was trained holds numbers that are none: the last update may be what
     broke it, which no later step finds out."""
-    if not np.isfinite(trained.parameters.data).all():
+    p = trained.parameters
+    if broken := p.not_finite():
+        where = f" in {first_names(broken, 3)}" if p.has_halves else ""
         raise NotFiniteError(
             [
-                f"after training the {_word(trained)} holds numbers that are none",
+                f"after training the {_word(trained)} holds numbers that are none{where}",
                 ("lr", "may be too high"),
                 f"the {_word(trained)} was not written",
             ]

@@ -299,7 +299,7 @@ def _attach(job: Job, model: Model) -> Trained:
         with gguf.open(job.original) if job.original else nullcontext() as original:
             return train_packed(model, job.tensors, job.qat, original)
     if job.tensors is not None:
-        return train_tensors(model, job.tensors)
+        return train_tensors(model, job.tensors, in_halves=job.masters == "half")
     if job.trains_scales:
         return train_scales(model)
     if job.init is None:

@@ -2,6 +2,8 @@
 
 dropout         elements become 0 with probability p, the others grow by 1 / (1 − p)
 uniform_noise   y[r, :] = x[r, :] + size[r] · u,   u uniform in [−1, 1) for every element
+round_by_draw   x as one of the two halves around it, the nearer one with the larger probability, so
+                that the mean is x (stochastic rounding; Gupta et al. 2015, arXiv:1502.02551)
 
 Random numbers are Philox4x32-10's (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 2011): a function of a key and a counter, without a state. Any number of threads, a recomputed
@@ -23,14 +25,16 @@ from pyggml.graph.dtypes import I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import kernel, parallel, prange
+from pyggml.jit import exact, kernel, parallel, prange
+from pyggml.jit.tasks import SHARE
 from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Site, as_rows, cpu_kernel
 from pyggml.ops.expect import INF, NAN, expect, expect_type
 from pyggml.ops.formulas import keep, noisy
+from pyggml.quants.bits import float_to_bf16, float_to_f16
 
 DRAW = 3  # words of a draw: the seed's lower and upper 32 bits, and the number of the draw
-_STREAMS = 1 << 32
+STREAMS, _WORD = 1 << 32, 0xFFFFFFFF
 
 
 def dropout(x: Tensor, draw: Tensor, p: float, stream: int) -> Tensor:
@@ -41,6 +45,12 @@ def dropout(x: Tensor, draw: Tensor, p: float, stream: int) -> Tensor:
     each dropout of a graph.
     """
     return DROPOUT(x, draw, p=float(p), stream=stream)
+
+
+def draw_words(seed: int, number: int) -> np.ndarray:
+    """The (3,) int32 of a draw: of a seed up to 64 bits, and a number of which 32 bits count."""
+    words = np.array([seed & _WORD, seed >> 32, number & _WORD], np.uint32)
+    return words.view(np.int32)
 
 
 def quarters(x: Tensor) -> tuple[int, int, int]:
@@ -135,15 +145,16 @@ def share_kept(p: float) -> tuple[int, float]:
     return round(p * (1 << 32)), 1 / (1 - p)
 
 
-def _expect_draw(name: str, draw: Tensor, stream: int) -> None:
+def expect_draw(name: str, draw: Tensor, stream: int) -> None:
+    """ShapeError for what is no draw, or no stream."""
     expect(name, "draw", draw, (DRAW,), I32)
-    if not 0 <= stream < _STREAMS:
+    if not 0 <= stream < STREAMS:
         raise ShapeError(f"{name}: stream is {stream}, wanted 0 to 2^32 - 1")
 
 
 def _dropout_spec(x: Tensor, draw: Tensor, p: float, stream: int) -> Spec:
     expect_type("dropout", "x", x)
-    _expect_draw("dropout", draw, stream)
+    expect_draw("dropout", draw, stream)
     if not 0 <= p < 1:
         raise ShapeError(f"dropout: p is {p}, wanted 0 to below 1")
     return Spec(x.shape)
@@ -178,7 +189,7 @@ def _dropout_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _dropout_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    cases = [((1, 1), 0.0, 0), ((3, 8), 0.25, 7), ((2, 3, 5), 0.5, _STREAMS - 1)]
+    cases = [((1, 1), 0.0, 0), ((3, 8), 0.25, 7), ((2, 3, 5), 0.5, STREAMS - 1)]
     for shape, p, stream in [*cases, ((67,), 0.9, 1), ((4, int(rng.integers(1, 70))), 0.3, 5)]:
         draw = rng.integers(-(1 << 31), 1 << 31, DRAW)
         yield Sample((rng.standard_normal(shape), draw), {"p": p, "stream": stream})
@@ -191,7 +202,7 @@ DROPOUT = op(
     ref=_dropout_ref,
     grad=_dropout_grad,
     samples=_dropout_samples,
-    refuses={"p": (-0.1, 1.0, NAN, INF), "stream": (-1, _STREAMS)},
+    refuses={"p": (-0.1, 1.0, NAN, INF), "stream": (-1, STREAMS)},
     memory=Memory.INPLACE,
 )
 cpu_kernel(DROPOUT, _dropout_run)
@@ -230,7 +241,7 @@ def _noise_spec(x: Tensor, size: Tensor, draw: Tensor, stream: int) -> Spec:
     expect("uniform_noise", "size", size, x.shape[:1])
     if len(x.shape) != 2:
         raise ShapeError(f"uniform_noise: x is {x.shape}, wanted (T, n)")
-    _expect_draw("uniform_noise", draw, stream)
+    expect_draw("uniform_noise", draw, stream)
     return Spec(x.shape)
 
 
@@ -247,7 +258,7 @@ def _noise_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _noise_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, stream in [((1, 1), 0), ((3, 8), 7), ((5, 67), _STREAMS - 1)]:
+    for shape, stream in [((1, 1), 0), ((3, 8), 7), ((5, 67), STREAMS - 1)]:
         draw = rng.integers(-(1 << 31), 1 << 31, DRAW)
         size = rng.uniform(0, 2, shape[0])
         yield Sample((rng.standard_normal(shape), size, draw), {"stream": stream})
@@ -260,7 +271,64 @@ UNIFORM_NOISE = op(
     ref=_noise_ref,
     grad=_noise_grad,
     samples=_noise_samples,
-    refuses={"stream": (-1, _STREAMS)},
+    refuses={"stream": (-1, STREAMS)},
     memory=Memory.INPLACE,
 )
 cpu_kernel(UNIFORM_NOISE, _noise_run)
+
+# -- round_by_draw, the kernel of steps on halves (pyggml.ops.optim_half) -----------------------
+
+_EIGHTH = SHARE // 8  # a counter draws for eight numbers of a share: two of each word
+
+
+@kernel
+def _draw_bits(bits, share, draw, stream):
+    """16 random bits of each number of a share."""
+    k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
+    half, low = np.uint64(16), np.uint64(0xFFFF)
+    parts = bits.reshape(8, _EIGHTH)
+    a, b, c, d = parts[0], parts[1], parts[2], parts[3]
+    e, f, g, h = parts[4], parts[5], parts[6], parts[7]
+    for j in range(_EIGHTH):
+        w0, w1, w2, w3 = _philox(np.uint64(j), share, stream, n, k0, k1)
+        a[j], b[j], c[j], d[j] = w0 & low, w1 & low, w2 & low, w3 & low
+        e[j], f[j], g[j], h[j] = w0 >> half, w1 >> half, w2 >> half, w3 >> half
+
+
+@exact
+def _as_bf16(x, r):
+    """16 random bits are added to those that go: the carry is as probable as these are large."""
+    u = np.float32(x).view(np.uint32)
+    if (u & np.uint32(0x7F800000)) == np.uint32(0x7F800000):
+        return float_to_bf16(x)
+    return np.uint16((u + np.uint32(r)) >> np.uint32(16))
+
+
+@exact
+def _as_f16(x, r):
+    """The same of 13 bits; a number below 2⁻¹⁴ is a share of units of 2⁻²⁴."""
+    u = np.float32(x).view(np.uint32)
+    size = np.uint32(u & np.uint32(0x7FFFFFFF))
+    if size < np.uint32(0x38800000):
+        units = np.float64(size.view(np.float32)) * 2.0**24 + np.float64(r) / 65536
+        size = np.float32(np.floor(units) * 2.0**-24).view(np.uint32)
+    elif size < np.uint32(0x7F800000):
+        size = np.uint32((size + (np.uint32(r) >> np.uint32(3))) & np.uint32(0xFFFFE000))
+    return float_to_f16(np.uint32((u & np.uint32(0x80000000)) | size).view(np.float32))
+
+
+@parallel
+def round_by_draw(out, x, bits, first, draw, stream, is_bf16):
+    """x (n,) float32 as halves, of which out (n,) uint16 are the bits. bits (m,) uint16, m a
+    multiple of SHARE and no less than n, is memory for random ones; first: number of the first
+    share of SHARE numbers, which is a counter of the draw."""
+    for c in prange((x.size + SHARE - 1) // SHARE):
+        a, b = c * SHARE, (c + 1) * SHARE
+        drawn, wide, narrow = bits[a:b], x[a:b], out[a:b]
+        _draw_bits(drawn, np.uint64(first + c), draw, stream)
+        if is_bf16:
+            for i in range(wide.size):
+                narrow[i] = _as_bf16(wide[i], drawn[i])
+        else:
+            for i in range(wide.size):
+                narrow[i] = _as_f16(wide[i], drawn[i])
