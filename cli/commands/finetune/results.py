@@ -167,7 +167,7 @@ def rescue(trained: Trained, trainer: Trainer, meter: Meter, path: Path) -> list
     lost = f"the {_word(trained)} was not saved"
     if trainer.is_between_steps:
         return [f"{lost}: half of the step had changed it"]
-    if not np.isfinite(trained.parameters.data).all():
+    if trained.parameters.not_finite():
         return [f"{lost}: it holds numbers that are none"]
     spare, kind = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name), ""
     try:
