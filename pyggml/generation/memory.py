@@ -105,9 +105,8 @@ class CacheMemory:
         self.n_ctx, self.first_spare = n_ctx, n_slots * n_ctx
         n_rows = self.first_spare + n_spare
         rows, state = decoder.rows(), decoder.state()
-        shapes = [((n_rows, heads * n), kinds[name]) for name, (heads, n) in rows.items()]
-        shapes += [(s.shape, s.dtype) for s in state.values()]
-        n = sum(_bytes_aligned(*each) for each in shapes)
+        sizes = [_bytes_aligned((n_rows, h * n), kinds[name]) for name, (h, n) in rows.items()]
+        n = sum(sizes) + sum(_bytes_aligned(s.shape, s.dtype) for s in state.values())
         if memory is None:  # one array: a prompt's first tokens write to all of its parts
             memory = _zeros(n)
         else:
