@@ -52,8 +52,18 @@ def test_keys_that_nothing_reads_are_refused(pyggml, text, tmp_path):
         assert ended.code == 2 and said in ended.err, ended.err
     ended = pyggml("tokenizer", "-f", text, "-o", base, "--special", "a", "--vocab-size", 300)
     assert ended.code == 2 and "'a' is one of the text's tokens too" in ended.err
-    ended = pyggml("new", "--vocab", tok, "--params", "1T", "-o", base)
-    assert ended.code == 2 and "needs 4.0 TB, but its disk has" in ended.err
+    assert not base.exists()
+
+
+def test_a_disk_that_is_too_small_is_noticed_before(pyggml, text, tmp_path, monkeypatch):
+    class Usage:
+        free = 4000
+
+    tok, base = tmp_path / "tok.gguf", tmp_path / "base.gguf"
+    pyggml("tokenizer", "-f", text, "-o", tok, "--kind", "bytes")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    ended = pyggml("new", "--vocab", tok, "--params", "100k", "-o", base)
+    assert ended.code == 2 and "kB, but its disk has 4.0 kB left" in ended.err
     assert not base.exists()
 
 
