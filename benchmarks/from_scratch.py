@@ -6,8 +6,8 @@ usage: from_scratch.py --torch-python PATH/TO/python [--shape characters|10M] [-
 characters is nanoGPT's model for CPUs (4 layers of width 128, 12 × 64 tokens, 65 of a vocabulary),
 10M has 5 layers of width 384, 2,048 tokens and 8 × 256. All tensors train by AdamW, random tokens
 are read. PATH has torch and transformers. Each side is a process of its own, float32 and bfloat16
-are two of PyTorch's; they take a step in turn, and medians are compared. Prints each process' JSON
-line and a table.
+are two of PyTorch's; in turn they take five steps, as a run does one after the other, and medians
+of their means are compared. Prints each process' JSON line and a table.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SHAPES = {
     "characters": Shape(4, 128, 352, 4, 65, 12, 64),
     "10M": Shape(5, 384, 1024, 6, 2048, 8, 256),
 }
+STEPS = 5  # of a turn: after others' turns a first step finds cold caches and sleeping threads
 OURS, FLOAT32, BFLOAT16 = "pyggml", "PyTorch float32", "PyTorch bfloat16"
 
 
@@ -120,7 +121,12 @@ def measure(side: str, shape: str, options: argparse.Namespace) -> dict[str, Any
     else:
         step = step_of_torch(s, options.threads, side == BFLOAT16)
     step()
-    seconds = median_seconds(step, options.rounds, options.in_turns)
+
+    def turn() -> None:
+        for _ in range(STEPS):
+            step()
+
+    seconds = median_seconds(turn, options.rounds, options.in_turns) / STEPS
     return {
         "side": side,
         "shape": shape,

@@ -27,12 +27,13 @@ from pyggml.gguf import GGUFFile
 from pyggml.graph.arrays import array, read, write
 from pyggml.graph.dtypes import BF16, F16, F32, HALVES, DType
 from pyggml.graph.tensor import Tensor, leaf
+from pyggml.kernels import gemm
 from pyggml.lora.adapter.names import FIXED, PARTS, fits, part_patterns
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.model import Model
 from pyggml.models.weights import FRESH
-from pyggml.ops import rescale, scale
+from pyggml.ops import cpy, rescale, scale
 from pyggml.ops.product.scale_slopes import scales_of
 from pyggml.quants import dequantize, quantize
 from pyggml.quants.scales import rescale as rescale_blocks
@@ -98,9 +99,13 @@ def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False
                 rounds them by chance (pyggml.ops.optim_half). Vectors stay in float32
 
     Patterns are those of LoraConfig.rank_pattern, or words: norms, biases, embeddings, experts,
-    router, last-4 for the last four blocks, or a module's name in transformers. Raises
-    AdapterError for a pattern without a match, with every matching tensor that is not F32, F16 or
-    BF16, and for halves on a card.
+    router, last-4 for the last four blocks, or a module's name in transformers.
+
+    Matrices are multiplied in bfloat16, and so are their gradients, with sums in float32, if the
+    compute type of the model rounds floats here and no other device computes it: "f32" is exact.
+
+    Raises AdapterError for a pattern without a match, with every matching tensor that is not F32,
+    F16 or BF16, and for halves on a card.
     """
     weights, (chosen, fixed, faults) = model.parts.weights, _chosen(model, patterns)
     types = {name: model.file.tensors[name].dtype for name in chosen}
@@ -124,7 +129,28 @@ def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False
         words.append(
             f"{first_names(fixed, 3)} stay{'s' * (len(fixed) == 1)}: no loss has a slope there"
         )
-    return TrainedTensors(_with(model, parameters.tensors), parameters, words, changed, blocks)
+    tensors = _narrow(model, parameters.tensors, words)
+    return TrainedTensors(_with(model, tensors), parameters, words, changed, blocks)
+
+
+def _narrow(model: Model, tensors: Mapping[str, Tensor], words: list[str]) -> dict[str, Tensor]:
+    """The tensors, of which matrices that products round are in BF16 for each pass, as words then
+    say; those that choose experts are not among them, as a choice may turn over."""
+    if model.devices.have_copies or not gemm.rounds(model.backend.compute):
+        return {**tensors}
+    specs, router = model.parts.decoder.tensors(), PARTS["router"]
+    output = f"{model.parts.output_name}.weight"
+    narrow = {
+        name: cpy(t, BF16).named(name)
+        for name, t in tensors.items()
+        if name == output or (name in specs and specs[name].linear)
+        if t.dtype is F32 and len(t.shape) == 2
+        if not any(fits(pattern, name) for pattern in router)
+    }
+    if narrow:
+        n = _count(len(narrow), "matrix", "matrices")
+        words.append(f"{n} multiplied in bfloat16 (--compute f32: exactly)")
+    return {**tensors, **narrow}
 
 
 def _no_floats(types: Mapping[str, DType]) -> list[str]:

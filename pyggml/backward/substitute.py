@@ -9,6 +9,7 @@ from pyggml.graph import Graph
 from pyggml.graph.op import SAVED
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.ops.layout.cpy import CPY
 
 
 def forward_and_backward(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -29,7 +30,8 @@ def irreplaceable(graph: Graph) -> set[Tensor]:
 
 
 def recomputable(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:
-    """The owners `again`, and all forward owners that cheap ops can compute again.
+    """The owners `again`, and all forward owners that cheap ops can compute again, as can a copy of
+    a leaf in another type.
 
     The backward pass has the sources of such an op: each is a leaf, is read by a backward node, is
     in `again`, or is cheap itself.
@@ -39,7 +41,8 @@ def recomputable(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:
     owners = set(again)
     for t in forward:
         there = (s.root.op is None or s.root in read or s.root in owners for s in t.src)
-        if t.base is None and t.op is not None and t.op.cheap and all(there):
+        is_copy = t.op is CPY and t.src[0].op is None
+        if t.base is None and t.op is not None and (t.op.cheap or is_copy) and all(there):
             owners.add(t)
     return owners
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from pyggml.backward.recompute import Keep, rematerialise
-from pyggml.backward.rounding import round_attention, round_large
+from pyggml.backward.rounding import round_attention, round_gradients, round_large
 from pyggml.backward.walk import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, DType
@@ -30,4 +30,5 @@ def training_graph(
     """
     graph = build_backward(forward, parameters, accumulators=accumulators)
     graph = round_attention(graph) if rounds else graph
-    return rematerialise(round_large(graph, kept_as), keep)
+    graph = round_gradients(round_large(graph, kept_as), kept_as)
+    return rematerialise(graph, keep)

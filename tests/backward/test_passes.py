@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from pyggml.alloc.usage import bytes_at
 from pyggml.backward import Keep, build_backward, rematerialise, round_large, training_graph
 from pyggml.backward.recompute import made_again
+from pyggml.backward.rounding import round_gradients
 from pyggml.graph import Graph, Notes, reachable
 from pyggml.graph.dtypes import BF16, F32, I32
 from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import (
     add,
+    cpy,
     flash_attn_ext,
     mul,
     mul_mat,
@@ -26,6 +28,7 @@ from pyggml.ops import (
     sum_,
     transpose,
 )
+from pyggml.quants import dequantize, quantize
 from pyggml.runtime import results, schedule
 
 N = 8
@@ -35,6 +38,7 @@ STEPS = [
     lambda x, w: silu(x),
     lambda x, w: scale(x, 0.5),
     lambda x, w: mul_mat(w, x),
+    lambda x, w: mul_mat(cpy(w, BF16), x),
     lambda x, w: transpose(x),
     lambda x, w: rms_norm_mul(x, reshape(narrow(w, 0, 1, 1), (N,))),
     lambda x, w: reshape(reshape(x, (2, N * N // 2)), (N, N)),
@@ -76,7 +80,7 @@ def assert_in_order(graph):
 @settings(max_examples=80)
 def test_a_pass_changes_no_tensor_and_leaves_an_order_that_can_run(graph, kept_as, keep):
     before = anatomy(graph)
-    rounded = round_large(graph, kept_as)
+    rounded = round_gradients(round_large(graph, kept_as), kept_as)
     between = anatomy(rounded)
     kept = rematerialise(rounded, keep)
     for found in (graph, rounded, kept):
@@ -95,7 +99,7 @@ def test_a_pass_changes_no_tensor_and_leaves_an_order_that_can_run(graph, kept_a
 @given(differentiated(), st.sampled_from([F32, BF16]))
 @settings(max_examples=60)
 def test_no_bit_depends_on_what_is_kept(graph, kept_as):
-    rounded = round_large(graph, kept_as)
+    rounded = round_gradients(round_large(graph, kept_as), kept_as)
     wanted = results(rounded)
     np.testing.assert_array_equal(wanted[0], results(graph)[0])
     for keep in Keep:
@@ -123,6 +127,28 @@ def test_forward_nodes_stay_and_what_is_made_twice_is_read_in_the_second_make_on
 
 
 # -- single facts ----------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_a_matrix_in_bfloat16_reads_its_factor_so():
+    """Both are rounded, while the gradient is that of the float32 matrix, and sums are float32."""
+    rng = np.random.default_rng(0)
+    w, v, x = (rng.standard_normal(s).astype(np.float32) for s in ((33, 70), (5, 33), (40, 70)))
+    leaves = leaf(w, "w"), leaf(v, "v")
+    h = mul_mat(cpy(leaves[0], BF16), leaf(x)).named("h")
+    loss = sum_(sqr(mul_mat(cpy(leaves[1], BF16), h)))
+    forward = Graph.of(loss).with_notes(Notes(large=frozenset([h])))
+    graph = training_graph(forward, leaves, kept_as=BF16)
+    w, v, near = (as_bfloat16(a).astype(np.float64) for a in (w, v, x))
+    hidden = x @ w.T
+    slope = 2 * hidden @ v.T
+    dw, dv = (slope @ v).T @ near, slope.T @ as_bfloat16(hidden.astype(np.float32))
+    _, *found = results(graph)
+    for ours, wanted in zip(found, (dw, dv), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+def as_bfloat16(x):
+    return dequantize(quantize(x, "BF16"), "BF16").reshape(x.shape)
 
 
 def chain():

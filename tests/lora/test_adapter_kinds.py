@@ -312,7 +312,7 @@ def test_rates_are_parts_of_the_buffers():
 
 
 def test_own_tensors_train_and_save(tiny, corpus_of, tmp_path):
-    trained = train_tensors(pyggml.load(tiny), ["*_norm", "output"])
+    trained = train_tensors(pyggml.load(tiny, compute="f32"), ["*_norm", "output"])
     config = TrainConfig(lr=0.02, epochs=3, warmup_steps=0)
     events = []
     trainer = Trainer(trained.model, trained.parameters, corpus_of(10, LENGTHS), config)
@@ -320,7 +320,7 @@ def test_own_tensors_train_and_save(tiny, corpus_of, tmp_path):
     made_steps = steps(events)
     assert np.mean([e.loss for e in made_steps[-5:]]) < np.mean([e.loss for e in made_steps[:5]])
     trained.save(tmp_path / "m.gguf")
-    again = pyggml.load(tmp_path / "m.gguf")
+    again = pyggml.load(tmp_path / "m.gguf", compute="f32")
     np.testing.assert_array_equal(again.logits(TOKENS), trained.model.logits(TOKENS))
 
 

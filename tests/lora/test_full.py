@@ -54,6 +54,10 @@ def test_losses_of_moments_in_8_bits_are_bitsandbytes_own(architecture):
         ("adamw8bit", {"step_in_backward": True, "in_halves": True}),
         ("sgd", {"in_halves": True, "grad_accum": 2}),
         ("muon", {"in_halves": True}),
+        ("adamw8bit", {"step_in_backward": True}),
+        ("muon", {}),
+        ("adamw", {"compute": "bf16"}),
+        ("adamw", {"compute": "bf16", "step_in_backward": True}),
     ],
 )
 def test_a_resumed_run_and_any_number_of_threads_make_the_same_bits(
@@ -87,6 +91,18 @@ def test_steps_rounded_by_chance_learn_where_the_nearest_halves_stall(tiny, monk
     in_floats, by_chance = end(False), end(True)
     monkeypatch.setattr(optim_half, "round_by_draw", nearest)
     assert abs(by_chance - in_floats) < 0.02 < 0.1 < end(True) - in_floats
+
+
+def test_products_in_bfloat16_learn_what_exact_ones_do(tiny):
+    """What is trained stays float32: the file has numbers that the products round away."""
+    losses = {}
+    for compute in ("f32", "bf16"):
+        trained, trainer = run_of(tiny, "adamw", 30, compute=compute)
+        trainer.run(progress=False)
+        losses[compute] = np.array(trainer.history.losses)
+    assert trained.words[-1] == "22 matrices multiplied in bfloat16 (--compute f32: exactly)"
+    assert 0 < np.abs(losses["f32"] - losses["bf16"]).max() < 0.02
+    assert (trained.parameters.data.view(np.uint32) & 0xFFFF).any()
 
 
 def test_constants_stay_and_are_named(shared):

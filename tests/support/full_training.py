@@ -55,7 +55,9 @@ def model_of(architecture):
     return pytest.skip(f"../shared/fixtures/{name} is not there")
 
 
-def trainer_of(path, optimiser, n_steps=None, backends=(), ctx=32, in_halves=False, **more):
+def trainer_of(
+    path, optimiser, n_steps=None, backends=(), ctx=32, in_halves=False, compute="f32", **more
+):
     """What is trained, and a run of it with the golden settings, or of its first steps. Optimisers
     that PyTorch has not trained with take AdamW's."""
     golden_settings = json.loads(str(golden()["settings"]))
@@ -63,7 +65,8 @@ def trainer_of(path, optimiser, n_steps=None, backends=(), ctx=32, in_halves=Fal
     settings = golden_settings.get(optimiser, others) | more
     n = settings["batch"] * (n_steps or settings["max_steps"]) * settings.get("grad_accum", 1)
     settings["max_steps"] = n_steps or settings["max_steps"]
-    trained = train_tensors(pyggml.load(path, compute="f32", backends=backends), ["*"], in_halves)
+    model = pyggml.load(path, compute=compute, backends=backends)
+    trained = train_tensors(model, ["*"], in_halves)
     ids = golden()["ids"][:n, : ctx + 1].astype(np.int32) % trained.model.config.n_vocab
     data = Corpus(InOrder(ids, np.zeros_like(ids)), None)
     return trained, Trainer(trained.model, trained.parameters, data, TrainConfig(**settings))

@@ -3,10 +3,10 @@
 With P as pyggml.kernels.attention.flash has it, δ_i = do_i·o_i and ds_ij = p_ij (do_i·v_j − δ_i):
 dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i p_ij do_i
 
-First K and V are packed. A task then takes one head; if there are few heads, every n-th tile of its
-queries. It makes P and dS once for all three gradients, and sums dK and dV in memory of its own. A
-last stage adds these sums up. So no two threads add to the same number, and no sum depends on the
-thread that computes it.
+First K and V are packed. A task then takes one head; if there are few heads, some tiles of its
+queries. It makes P and dS once for all three gradients, and sums dK and dV of the keys that they
+see in memory of its own. A last stage adds these sums up. So no two threads add to the same number,
+and no sum depends on the thread that computes it.
 
 With `pairs` the factors of the products are rounded to bfloat16.
 """
@@ -41,14 +41,14 @@ from pyggml.kernels.attention.tiles import (
     spare_array,
 )
 from pyggml.kernels.gemm import rounds
-from pyggml.kernels.gemm.panels import LANES
+from pyggml.kernels.gemm.panels import LANES, rounded_up, split
 from pyggml.sizes import round_up
 
 FEWEST_TASKS = 16  # if there are enough tiles
 
 
 class FlashBackward(Frame):
-    """A task takes one head, or every n-th tile of its queries, with n tasks per head."""
+    """A task takes one head, or some tiles of its queries, with as many tasks for each head."""
 
     dq: Floats3
     q: Floats3
@@ -61,6 +61,7 @@ class FlashBackward(Frame):
     packed_k: Floats3
     packed_vt: Floats3  # Vᵀ
     sums: Floats3  # rows of dK and dV, two for each task, as long as the longer of both
+    summed: Ints2  # of each task, the first of the keys with sums, and the one past the last
     # of each thread
     q_rows: Floats3  # (BR, words)
     do_rows: Floats3
@@ -96,6 +97,35 @@ def _load(f, thread, head, first, n, n_rows, pairs):
         lse[i] = ZERO
 
 
+@kernel
+def _tiles_of(span, part, n_parts):
+    """The tiles of queries of one of a head's tasks: the first, an end, and the step. Where many
+    sequences are short, neighbours, which see few keys; else every n-th, which see equally many."""
+    n_queries, longest = span.shape[0], np.int64(0)
+    n_tiles = (n_queries + BR - 1) // BR
+    for i in range(n_queries):
+        longest = max(longest, np.int64(span[i, 1]) - span[i, 0])
+    if longest * n_parts > n_queries:
+        return part, n_tiles, n_parts
+    first, last = split(n_tiles, n_parts, part)
+    return first, last, 1
+
+
+@kernel
+def _begin_sums(f, task, tiles):
+    """Zeros for the keys that a task's tiles see, in whole tiles, and the last group beyond."""
+    first, stop, span = f.span.shape[0], 0, f.span
+    for tile in range(tiles[0], tiles[1], tiles[2]):
+        for i in range(tile * BR, min((tile + 1) * BR, span.shape[0])):
+            if span[i, 0] < span[i, 1]:
+                first, stop = min(first, span[i, 0]), max(stop, span[i, 1])
+    first = min(first, stop) // BC * BC
+    stop = min(rounded_up(stop, BC) + MR, f.sums.shape[1]) if stop else 0
+    f.summed[task, 0], f.summed[task, 1] = first, stop
+    for i in range(2):
+        fill(f.sums[2 * task + i, first:stop].reshape(-1), ZERO)
+
+
 def _backward_code(pairs: bool) -> Code:
     """The task with or without `pairs`; only what a process needs is compiled."""
     rounded = np.bool_(pairs)
@@ -107,10 +137,10 @@ def _backward_code(pairs: bool) -> Code:
         n_parts = f.sums.shape[0] // 2 // f.q.shape[1]  # tasks of a head
         head = task // n_parts
         span, key_head = f.span, head // (f.q.shape[1] // f.packed_k.shape[0])
-        fill(f.sums[2 * task].reshape(-1), ZERO)
-        fill(f.sums[2 * task + 1].reshape(-1), ZERO)
-        for first in range(task % n_parts * BR, f.q.shape[0], n_parts * BR):
-            n = min(BR, f.q.shape[0] - first)
+        tiles = _tiles_of(span, task % n_parts, n_parts)
+        _begin_sums(f, task, tiles)
+        for tile in range(tiles[0], tiles[1], tiles[2]):
+            first, n = tile * BR, min(BR, f.q.shape[0] - tile * BR)
             n_groups = (n + MR - 1) // MR
             n_rows = n_groups * MR
             starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
@@ -157,18 +187,20 @@ class KeyGradients(Frame):
     dk: Floats3
     dv: Floats3
     sums: Floats3
+    summed: Ints2
     scale: Float
     repeats: Int  # tasks to a key head
 
 
 @kernel
-def _add_up(to, sums, which, first, repeats, key, factor):
-    """to (D,) = factor · Σ of dK or dV at one key, over `repeats` tasks from `first` on."""
+def _add_up(to, f, which, first, key, factor):
+    """to (D,) = factor · Σ of dK or dV at one key, over the tasks from `first` on that see it."""
     fill(to, ZERO)
-    for task in range(first, first + repeats):
-        of = sums[2 * task + which, key]
-        for i in range(to.shape[0]):
-            to[i] += of[i] * factor
+    for task in range(first, first + f.repeats):
+        if f.summed[task, 0] <= key < f.summed[task, 1]:
+            of = f.sums[2 * task + which, key]
+            for i in range(to.shape[0]):
+                to[i] += of[i] * factor
 
 
 @task_code(KeyGradients)
@@ -178,9 +210,9 @@ def _keys_task(f, task, thread):
     head, first = task // n_tiles, task % n_tiles * BC
     tasks = head * f.repeats
     for j in range(first, min(first + BC, n_keys)):
-        _add_up(f.dk[j, head], f.sums, np.int64(0), tasks, f.repeats, j, f.scale)
+        _add_up(f.dk[j, head], f, np.int64(0), tasks, j, f.scale)
     for j in range(first, min(first + BC, n_keys)):
-        _add_up(f.dv[j, head], f.sums, np.int64(1), tasks, f.repeats, j, np.float32(1))
+        _add_up(f.dv[j, head], f, np.int64(1), tasks, j, np.float32(1))
 
 
 # -- binding ------------------------------------------------------------------------------------
@@ -201,6 +233,7 @@ def _layout(p: AttentionProblem) -> Layout:
         packed_k=packed_array(*keys),
         packed_vt=packed_transposed_array(*values),
         sums=Array((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, panel_width(max(d, dv)))),
+        summed=Array((n_tasks(p), 2), np.int32),
         q_rows=per_thread(BR, row_words(d, pairs)),
         do_rows=per_thread(BR, row_words(dv, pairs)),
         packed_q=per_thread(panel_width(d) // PANEL, depth),
@@ -229,8 +262,9 @@ def _bind(p: AttentionProblem, a: Backward, scratch: Scratch) -> Call:
         dq=a.dq, q=a.q, do=a.do, o=a.o, lse=a.lse, span=a.span, scale=float(a.scale),
         **scratch,
     )  # fmt: skip
-    sums, repeats = scratch["sums"], n_tasks(p) // p.n_key_heads
-    keys = KeyGradients(dk=a.dk, dv=a.dv, sums=sums, scale=float(a.scale), repeats=repeats)
+    sums = {name: scratch[name] for name in ("sums", "summed")}
+    repeats = n_tasks(p) // p.n_key_heads
+    keys = KeyGradients(dk=a.dk, dv=a.dv, scale=float(a.scale), repeats=repeats, **sums)
     return packings.then(
         stage(_BACKWARD[pairs], f, n_tasks(p)),
         stage(_keys_task, keys, p.n_key_heads * -(-p.n_keys // BC)),

@@ -4,11 +4,14 @@ dot_pairs, dot_widened_pairs   sums + the two products of each pair, by the CPU 
 multiply_matrices              sums (2, 2) + the products of two rows and two columns (NEON)
 convert_bf16, to_bf16          float32 to the nearest bfloat16, by the CPU or in integers
 make_round                     intrinsics that round rows of numbers
+make_pair                      one that makes pairs of two rows of bfloat16
+make_rounded_words             words of a row of numbers, each of two, rounded
 
 A bfloat16 is the upper half of a float32. A pair of them, neighbours along the depth of a product,
 fills a word of 32 bits.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -121,6 +124,40 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
         return types.void(*(types.intp,) * 4), _for_vectors(emit, lanes)
 
     return round_row, round_two
+
+
+def make_pair(lanes: int) -> Any:
+    """pair_two(to, a, b, n): n pairs (a_i, b_i) of rows of bfloat16, in whole vectors."""
+
+    @intrinsic
+    def pair_two(typing: Any, to: Any, a: Any, b: Any, n: Any) -> Any:
+        shorts, words = ir.VectorType(I16, lanes), ir.VectorType(I32, lanes)
+
+        def emit(builder: Any, i: Any, to: Any, *rows: Any) -> None:
+            start = builder.lshr(i, ir.Constant(I64, 1))  # lanes is even, so whole words
+            low, high = (
+                builder.zext(load(builder, at(builder, row, start), shorts), words) for row in rows
+            )
+            high = builder.shl(high, every(words, 16))
+            store(builder, builder.or_(low, high), at(builder, to, i))
+
+        return types.void(*(types.intp,) * 4), _for_vectors(emit, lanes)
+
+    return pair_two
+
+
+def make_rounded_words(bf16: bool) -> Callable[..., Any]:
+    """words(builder, pointer, vector): the next numbers of a row, rounded, as words of pairs."""
+    narrow = convert_bf16 if bf16 else to_bf16
+
+    def words(builder: Any, pointer: Any, vector: Any) -> Any:
+        n = vector.count
+        after = builder.gep(pointer, [ir.Constant(I64, n)])
+        both = [narrow(builder, load(builder, each, vector)) for each in (pointer, after)]
+        order = ir.Constant(ir.VectorType(I32, 2 * n), [*range(2 * n)])
+        return builder.bitcast(builder.shuffle_vector(*both, order), vector)
+
+    return words
 
 
 def _load_rounded(builder: Any, i: Any, of: Any, lanes: int, narrow: Any) -> Any:

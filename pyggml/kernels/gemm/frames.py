@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import DType
+from pyggml.graph.dtypes import BF16, DType
 from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml.jit.scratch import Scratch
@@ -39,7 +39,7 @@ class Product(Frame):
 
     c: Floats1
     a: Floats1
-    lda: Int  # floats from row to row of A
+    lda: Int  # floats from row to row of A, or from column to column
     w: BlockMatrix
     m: Int
     n: Int
@@ -51,6 +51,8 @@ class TiledProduct(Product, Beside):
     """A product of packed operands: all of A, and of B the panels of one task's columns."""
 
     tile: TileShape
+    a_in_columns: Bool
+    is_narrow: Bool  # whether W is of bfloat16, as pairs are
     packed_a: Floats1
     n_shares: Int  # of A's groups of rows
     # of each thread
@@ -127,19 +129,21 @@ class Tasks(NamedTuple):
 
 def tiled_call(
     tasks: Tasks, declaration: type[TiledProduct], p: Problem, o: Operands, w: BlockMatrix,
-    tile: Tile, scratch: Scratch, **own: Any,
+    tile: Tile, scratch: Scratch, n_packs: int = 0, **own: Any,
 ) -> Call:  # fmt: skip
-    """The stages of a tiled product; own: the fields that its frame has beside a TiledProduct's."""
+    """The stages of a tiled product; n_packs: tasks that pack A, 0: one for each group; own: the
+    fields that its frame has beside a TiledProduct's."""
     forward = p.form == "mul_mat"
     n_groups = -(-p.m // tile.mr)
     n_tasks = -(-p.n // (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS))
     n_shares = shares(p, tile.mr, n_tasks, len(scratch["panels"]))
     f = declaration(
-        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, tile=tile.shape, n_shares=n_shares, **fields_of(p, o, scratch),
-        **own,
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.a.strides[1] // 4 if p.a_in_columns else o.lda,
+        w=w, m=p.m, n=p.n, k=p.k, accumulate=o.accumulate, tile=tile.shape,
+        a_in_columns=p.a_in_columns, is_narrow=p.weight_type is BF16, n_shares=n_shares,
+        **fields_of(p, o, scratch), **own,
     )  # fmt: skip
     multiply = stage(tasks.forward if forward else tasks.backward, f, n_tasks * n_shares)
     if o.packing is not None and o.packing.done:
         return Call(launch, multiply)
-    return Call(launch, stage(tasks.pack, f, n_groups), multiply)
+    return Call(launch, stage(tasks.pack, f, n_packs or n_groups), multiply)

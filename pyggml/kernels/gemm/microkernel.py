@@ -3,7 +3,8 @@
 make_tile_product      C (mr, panel) (+)= Σ_k a (k, mr) ⊗ b (k, panel), for a declared tile
 make_strided_product   the same with a as it lies
 make_dot_tile          out (mr, mr) = x (mr, k) · a (mr, k)ᵀ: neither operand needs packing
-make_transpose         a lanes × lanes block of float32
+make_transpose         a lanes × lanes block of words: as they lie, or of two numbers each
+make_spread            groups of words from a row to places further apart
 call_block             calls a `block_code` function through its address
 fetch                  has bytes brought near that are read soon
 
@@ -11,6 +12,7 @@ The vectors are LLVM's own types, so the same text becomes AVX-512, AVX2, NEON o
 tiles differ (pyggml.kernels.gemm.tile).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -139,7 +141,7 @@ def _emit_square_loop(
     builder: Any, operand: Any, b: Any, ldb: Any, k: Any, tile: Tile
 ) -> list[list[Any]]:
     """The same by products of matrices: two words of two rows with two of two columns at a time.
-    Rows of `operand` are neighbours, as `pack_pairs_group` packs them."""
+    Rows of `operand` are neighbours, as `pack_pairs` packs them."""
     (a, _, a_step), square = operand, tile.square
     assert square is not None
     word, few = (ir.VectorType(F32, n) for n in (tile.lanes, tile.lanes // 2))
@@ -235,9 +237,10 @@ def _emit_dot_tile(builder: Any, arguments: Any, rows: int, mr: int, vector: Any
             store(builder, value, at(builder, out, ir.Constant(I64, n * mr + j)))
 
 
-def make_transpose(lanes: int) -> Any:
+def make_transpose(lanes: int, words: Callable[..., Any] = load) -> Any:
     """(dst, ld_dst, src, ld_src) -> None: dst[j, i] = src[i, j] for a lanes × lanes block.
 
+    words(builder, pointer, vector) are those of a row of src; rows lie ld_src floats apart.
     log2(lanes) rounds; each interleaves vector i with vector i + lanes/2 (a perfect shuffle).
     """
 
@@ -256,7 +259,7 @@ def make_transpose(lanes: int) -> Any:
             rows = []
             for i in range(lanes):
                 offset = builder.mul(ld_source, ir.Constant(I64, i))
-                rows.append(load(builder, at(builder, source, offset), vector))
+                rows.append(words(builder, at(builder, source, offset), vector))
             for _ in range(lanes.bit_length() - 1):
                 pairs = [(rows[i], rows[i + middle]) for i in range(middle)]
                 rows = [builder.shuffle_vector(x, y, m) for x, y in pairs for m in masks]
@@ -267,6 +270,27 @@ def make_transpose(lanes: int) -> Any:
         return signature, codegen
 
     return transpose
+
+
+def make_spread(lanes: int) -> Any:
+    """(to, step, of, size, n) -> None: n groups of `size` words, which follow each other at `of`,
+    to places `step` words apart. Whole vectors are written."""
+    vector = ir.VectorType(F32, lanes)
+
+    @intrinsic
+    def spread(typing: Any, to: Any, step: Any, of: Any, size: Any, n: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to, step, of, size, n = arguments
+            with cgutils.for_range(builder, n) as groups:
+                source, target = (builder.mul(groups.index, each) for each in (size, step))
+                with cgutils.for_range_slice(builder, I64(0), size, I64(lanes)) as (i, _):
+                    words = load(builder, at(builder, of, builder.add(source, i)), vector)
+                    store(builder, words, at(builder, to, builder.add(target, i)))
+            return context.get_dummy_value()
+
+        return types.void(*(types.intp,) * 5), codegen
+
+    return spread
 
 
 @intrinsic

@@ -37,7 +37,7 @@ class Problem:
     weight_type: DType = F32
     compute: Compute = "f32"
     n_batches: int = 1
-    a_in_columns: bool = False  # strided: A lies column by column, each without gaps
+    a_in_columns: bool = False  # A lies column by column, each without gaps; not in mul_mat
     b_in_columns: bool = False  # strided: D does
     rank: int = 0  # R of what is added beside it (pyggml.kernels.gemm.beside)
 
@@ -70,7 +70,7 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The memory of a product. With a weight, C has no gaps, and rows of A have none."""
+    """The memory of a product. With a weight, C has no gaps, nor have rows or columns of A."""
 
     c: np.ndarray  # (m, n); strided: (n_batches, m, n)
     a: np.ndarray  # (m, k); strided: (n_batches / i, m, k)

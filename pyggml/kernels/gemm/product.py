@@ -32,14 +32,17 @@ from pyggml.kernels.gemm.frames import (
 )
 from pyggml.kernels.gemm.panels import (
     LANES,
+    PACKED_GROUPS,
     PAIR_NUMBERS,
-    PIECE_WORDS,
+    PIECE,
     PackedPart,
     View,
     Window,
     multiply_panels,
     pack_group,
-    pack_pairs_group,
+    pack_pairs,
+    packing_scratch,
+    pair_two,
     round_row,
     round_two,
     transpose,
@@ -58,10 +61,17 @@ _PANEL = FLOAT_TILE.panel
 @task_code(TiledProduct)
 def _pack_task(f, task, thread):
     """Pack one group of A's rows."""
-    if f.tile.per_word == 2:
-        pack_pairs_group(f.packed_a, f.a, f.lda, f.m, f.k, task, f.rows[thread], f.tile)
-    else:
-        pack_group(f.packed_a, f.a, View(0, f.lda, 1), f.m, f.k, task, f.tile)
+    view = View(0, 1, f.lda) if f.a_in_columns else View(0, f.lda, 1)
+    pack_group(f.packed_a, f.a, view, f.m, f.k, task, f.tile)
+
+
+@task_code(TiledProduct)
+def _pack_pairs_task(f, task, thread):
+    """Pack a piece of several groups of A's rows as pairs."""
+    n_pieces = (f.k + PIECE - 1) // PIECE
+    first, k0 = task // n_pieces * PACKED_GROUPS * f.tile.mr, task % n_pieces * PIECE
+    rows = f.rows[thread]
+    pack_pairs(f.packed_a, f.a, f.lda, f.a_in_columns, f.m, f.k, first, k0, rows, f.tile)
 
 
 @kernel
@@ -85,14 +95,21 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
 
 
 @kernel
-def _unpack_rows(panels, rows, weight, n_rows, k, tile):
+def _unpack_rows(panels, rows, weight, n_rows, k, tile, is_narrow):
     """Panels (words, panel) of k numbers of n_rows rows of W.
 
-    LANES rows at a time are unpacked and transposed.
+    LANES rows at a time are unpacked and transposed; rows of bfloat16 are pairs already.
     """
     n, ld = words_of(tile, k), FORWARD_DEPTH // tile.per_word
     numbers = rows[LANES * ld :]  # pairs need half of `rows`
+    lie_so = is_narrow and tile.per_word == 2 and k == 2 * n and weight.row_bytes % 4 == 0
     for first in range(0, n_rows, LANES):
+        to = panels.ctypes.data + (first // tile.panel * tile.panel * n + first % tile.panel) * 4
+        if lie_so and first + LANES <= n_rows:
+            of, step = weight.address + first * weight.row_bytes, weight.row_bytes // 4
+            for j in range(0, n, LANES):
+                transpose(to + j * tile.panel * 4, tile.panel, of + j * 4, step)
+            continue
         for i in range(LANES):
             row = rows[i * ld : i * ld + n]
             if first + i >= n_rows:
@@ -103,7 +120,6 @@ def _unpack_rows(panels, rows, weight, n_rows, k, tile):
                 round_row(row.ctypes.data, numbers.ctypes.data, 2 * n)
             else:
                 unpack_row(row.ctypes.data, weight, first + i, k, LANES)
-        to = panels.ctypes.data + (first // tile.panel * tile.panel * n + first % tile.panel) * 4
         for j in range(0, n, LANES):
             transpose(to + j * tile.panel * 4, tile.panel, rows.ctypes.data + j * 4, ld)
 
@@ -114,7 +130,8 @@ def _forward_task(f, task, thread):
     here = rows_from(f.w, first)
     for k0 in range(0, f.k, FORWARD_DEPTH):
         k = min(FORWARD_DEPTH, f.k - k0)
-        _unpack_rows(f.panels[thread], f.rows[thread], columns_from(here, k0), n_rows, k, f.tile)
+        w = columns_from(here, k0)
+        _unpack_rows(f.panels[thread], f.rows[thread], w, n_rows, k, f.tile, f.is_narrow)
         _multiply(f, thread, first, n_rows, groups, k0, k)
 
 
@@ -122,24 +139,35 @@ def _forward_task(f, task, thread):
 
 
 @kernel
-def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile):
+def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile, is_narrow):
     """Panels (words, panel) of n_columns numbers of n_rows rows of W; two rows make pairs."""
-    n = words_of(tile, n_rows)
+    n, whole = words_of(tile, n_rows), n_columns // tile.panel * tile.panel if is_narrow else 0
     for i in range(n):
         if tile.per_word == 1:
             unpack_row(rows.ctypes.data, weight, i, n_columns, PAIR_NUMBERS)
             _spread_row(panels, rows, i, n, n_columns)
             continue
-        for j in range(2):
+        done = whole if 2 * i + 1 < n_rows else 0
+        _pair_rows(panels, weight, i, n, done, tile)
+        for j in range(2 if done < n_columns else 0):
             row = rows[j * BACKWARD_COLUMNS : j * BACKWARD_COLUMNS + n_columns]
             if 2 * i + j < n_rows:
                 unpack_row(row.ctypes.data, weight, 2 * i + j, n_columns, PAIR_NUMBERS)
             else:
                 fill(row, np.float32(0))
-        for column in range(0, n_columns, tile.panel):
+        for column in range(done, n_columns, tile.panel):
             to = panels.ctypes.data + (column * n + i * tile.panel) * 4
             of = rows.ctypes.data + column * 4
             round_two(to, of, of + BACKWARD_COLUMNS * 4, tile.panel)
+
+
+@kernel
+def _pair_rows(panels, weight, i, n, n_columns, tile):
+    """Row i of the panels (n, panel) = pairs of two rows of bfloat16."""
+    of = weight.address + 2 * i * weight.row_bytes
+    for column in range(0, n_columns, tile.panel):
+        to, a = panels.ctypes.data + (column * n + i * tile.panel) * 4, of + 2 * column
+        pair_two(to, a, a + weight.row_bytes, tile.panel)
 
 
 @kernel
@@ -158,13 +186,15 @@ def _backward_task(f, task, thread):
     here = columns_from(f.w, first)
     for k0 in range(0, f.k, BACKWARD_DEPTH):
         k = min(BACKWARD_DEPTH, f.k - k0)
-        _unpack_columns(f.panels[thread], f.rows[thread], rows_from(here, k0), k, n_columns, f.tile)
+        w = rows_from(here, k0)
+        _unpack_columns(f.panels[thread], f.rows[thread], w, k, n_columns, f.tile, f.is_narrow)
         _multiply(f, thread, first, n_columns, groups, k0, k)
 
 
 # -- the paths ----------------------------------------------------------------------------------
 
 _TASKS = Tasks(_pack_task, _forward_task, _backward_task)
+_OF_PAIRS = _TASKS._replace(pack=_pack_pairs_task)
 
 
 def _tile(p: Problem) -> Tile:
@@ -173,15 +203,18 @@ def _tile(p: Problem) -> Tile:
 
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     w = block_matrix(o.b, p.weight_type, UNPACK[p.weight_type.name].address)
-    return tiled_call(_TASKS, TiledProduct, p, o, w, _tile(p), scratch)
+    tile = _tile(p)
+    if not p.rounds:
+        return tiled_call(_TASKS, TiledProduct, p, o, w, tile, scratch)
+    n_packs = -(-p.m // (PACKED_GROUPS * tile.mr)) * -(-p.k // PIECE)
+    return tiled_call(_OF_PAIRS, TiledProduct, p, o, w, tile, scratch, n_packs)
 
 
 def _layout(p: Problem) -> Layout:
     tile = _tile(p)
-    to_pack = tile.padded_mr * PIECE_WORDS + PAIR_NUMBERS
     return Layout(
         packed_a=Array((tile.packed_words(p.m, p.k),)),
-        rows=per_thread(max(to_pack, LANES * FORWARD_DEPTH, 2 * BACKWARD_COLUMNS)),
+        rows=per_thread(max(packing_scratch(tile), LANES * FORWARD_DEPTH, 2 * BACKWARD_COLUMNS)),
         panels=per_thread(max(FORWARD_DEPTH * FORWARD_COLUMNS, BACKWARD_DEPTH * BACKWARD_COLUMNS)),
         edge=per_thread(tile.mr * tile.panel),
         **scratch_of(p, FORWARD_COLUMNS if p.form == "mul_mat" else BACKWARD_COLUMNS),

@@ -5,6 +5,7 @@ rescale_back_linear_cross_entropy   for each scale of a packed w Σ dw · its pa
 
 The logits of a slice of the vocabulary become their slopes, and these some rows of dw at a time;
 the second op has no more of dw than that. Sources: h, w, targets, shares of the soft loss, weights.
+Of a w in BF16, dw is a product of factors in BF16, where the compute type rounds floats.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.dtypes import BF16, F32, I32, DType
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
@@ -24,7 +25,7 @@ from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
-from pyggml.ops.layout.cpy import packed_leaf
+from pyggml.ops.layout.cpy import leaf_of, packed_leaf
 from pyggml.ops.loss import head_slices
 from pyggml.ops.loss.head_slices import Wanted
 from pyggml.ops.loss.soft import (
@@ -36,7 +37,7 @@ from pyggml.ops.loss.soft import (
     soft_wanted,
 )
 from pyggml.ops.product.scale_slopes import TILE, ref_slopes, scales_of
-from pyggml.quants import QUANTS
+from pyggml.quants import QUANTS, quantize
 from pyggml.quants.scales import scale_sums
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
@@ -110,6 +111,11 @@ class _Slopes:
         n, own = len(used), self.own
         h = own["h"][:n]
         np.take(self.h, used, axis=0, out=h)
+        problem = partial(_problem, k=h.shape[1], n=n, w=self.w.dtype, compute=self.w.compute)
+        factor = h.T[None]
+        if problem(1).form == "out_prod":
+            factor = own["narrow"][:n]
+            factor[:] = quantize(h, "BF16").view(np.uint16)
         if n not in self.bound:
             self.bound.clear()
             self.bound[n] = head_slices.bind_slices(self.w, h, None, len(self.h), own)
@@ -117,13 +123,16 @@ class _Slopes:
             for i in range(0, dz.shape[1], len(own["tile"])):
                 part = dz[:, i : i + len(own["tile"])]
                 tile = own["tile"][: part.shape[1]]
-                o = gemm.Operands(tile[None], part.T[None], h.T[None], own["product"], False)
-                gemm.call_of(_problem(len(tile), h.shape[1], n), o)()
+                p = problem(len(tile))
+                both = (tile, part.T) if p.form == "out_prod" else (tile[None], part.T[None])
+                gemm.call_of(p, gemm.Operands(*both, factor, own["product"], False))()
                 yield slice(first + i, first + i + len(tile)), tile
 
 
-def _problem(n_rows: int, k: int, n: int) -> gemm.Problem:
+def _problem(n_rows: int, k: int, n: int, w: DType, compute: Compute) -> gemm.Problem:
     """Some rows of dw, of n positions."""
+    if w is BF16 and gemm.rounds(compute):
+        return gemm.Problem("out_prod", n_rows, k, n, BF16, compute, a_in_columns=True)
     return gemm.Problem("strided", n_rows, k, n, a_in_columns=True, b_in_columns=True)
 
 
@@ -134,9 +143,11 @@ def _layout(node: Tensor, compute: Compute) -> Layout:
     step = min(n_vocab, max(TILE // k, 1))
     width = head_slices.slice_rows(n, n_vocab)
     sizes = {step, min(step, width), width % step, n_vocab % width % step, min(step, n_vocab)} - {0}
-    size = max(gemm.scratch_bytes(_problem(rows, k, n)) for rows in sizes)
+    problems = [_problem(rows, k, n, w.dtype, compute) for rows in sizes]
+    size = max(map(gemm.scratch_bytes, problems))
     return Layout(
         h=Array((n, k)),
+        narrow=Array((n if problems[0].form == "out_prod" else 0, k), np.uint16),
         tile=Array((step, k)),
         product=Array((size,), np.uint8),
         **head_slices.arrays(n, k, n_targets, w, compute, False),
@@ -212,6 +223,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for (z, *goals), how in _cases(rng):
         h, w = rng.standard_normal((len(z), 8)), rng.standard_normal((z.shape[1], 8))
         yield Sample((h, w, *goals), how)
+    yield Sample((h, leaf_of(w, "BF16"), *goals), how)
 
 
 LINEAR_CROSS_ENTROPY_BACK_W = op(

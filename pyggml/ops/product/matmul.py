@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
+from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
@@ -90,7 +90,8 @@ def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
     if to_unpack and weight.strides[-1] != weight.dtype.block_bytes:
         raise ShapeError(f"{name}: the rows of {weight!r} have gaps, wanted them whole")
     rows = x if axis == -1 else swap_axes(x)
-    if to_unpack and not rows.is_contiguous:
+    lies_in_columns = axis == -2 and weight.dtype is BF16 and len(x.shape) == 2 and x.is_contiguous
+    if to_unpack and not (rows.is_contiguous or lies_in_columns):
         raise ShapeError(f"{name}: {x!r} has gaps beside {weight!r}, wanted a copy without")
 
 
@@ -273,6 +274,8 @@ def _out_prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for few, rows in (((3, 64), (2, 3)), ((2, 5, 32), (4, 3, 5)), ((2, 1, 5, 32), (4, 3, 2, 5))):
         turned = rng.standard_normal(rows).swapaxes(-1, -2)
         yield Sample((packed_leaf(rng, few, "Q8_0"), turned))
+    for r, m, n in ((1, 1, 1), (70, 33, 13), (300, 48, 101)):
+        yield Sample((packed_leaf(rng, (r, m), "BF16"), rng.standard_normal((r, n))))
 
 
 OUT_PROD = op(

@@ -39,14 +39,16 @@ def problem_of(form: gemm.Form, node: Tensor, rows: Tensor, compute: Compute) ->
 def weight_problem(
     form: gemm.Form, node: Tensor, rows: Tensor, compute: Compute, rank: int = 0
 ) -> gemm.Problem:
-    """That of rows without gaps. Of a weight with several matrices: the product with each.
+    """That of rows without gaps, or columns. Of a weight with several matrices: the product with
+    each.
 
     rank: R of a product of low rank that is added beside it
     """
     w, (*m, k) = node.src[-2], rows.shape
     if len(w.shape) > 2:
         m = [m[-2] // w.shape[-3], m[-1]]
-    return gemm.Problem(form, prod(m), node.shape[-1], k, w.dtype, compute, rank=rank)
+    in_columns, n = not rows.is_contiguous, node.shape[-1]
+    return gemm.Problem(form, prod(m), n, k, w.dtype, compute, a_in_columns=in_columns, rank=rank)
 
 
 def _lies_in_rows(w: Tensor) -> bool:

@@ -204,8 +204,10 @@ def _layout(p: Problem) -> Layout:
 
 
 def _may_round(p: Problem) -> bool:
-    """Whether W is no float32 matrix, and factors may be rounded to bfloat16 or coarser."""
-    return p.form != "strided" and p.weight_type is not F32 and p.compute != "f32"
+    """Whether W is no float32 matrix, A lies in rows, and factors may be rounded to bfloat16 or
+    coarser."""
+    is_weight = p.form != "strided" and p.weight_type is not F32
+    return is_weight and not p.a_in_columns and p.compute != "f32"
 
 
 # Measured: bytes are faster up to 64 tokens forward and up to 24 backward, floats up to 16.
