@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal, overload
 
@@ -26,11 +27,12 @@ from pyggml.errors import (
 )
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
-from pyggml.graph.dtypes import BF16, F32, DType
+from pyggml.graph.dtypes import BF16, F16, F32, DType
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import (
+    Cache,
     Inputs,
     LoraPairs,
     ModelConfig,
@@ -59,6 +61,7 @@ from pyggml.models.metric import (
     metrics_of,
     texts_of,
 )
+from pyggml.models.placement import Placement, group_of, lack_of, most_layers
 from pyggml.models.stack import FilePairs, doubts
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
@@ -90,8 +93,10 @@ class Model:
         self.backend = CPU(FASTEST if compute == "auto" else compute)
         self.devices = Devices([*backends, self.backend])
         self.devices.hold(*parts.weights.values())
+        self.group(parts.weights)
         self.adapters: tuple[LoraPairs, ...] = ()
         self.release = False
+        self.placement: Placement | None = None  # None: the first device that can computes all
         self.traces: tuple[Trace, ...] = ()  # that are on, the outermost first
         self._said_rounding = False
 
@@ -115,6 +120,52 @@ class Model:
             warnings.warn(doubt, RuntimeWarning, stacklevel=3)
         self.devices.hold(*(t for pairs in adapters for p in pairs.values() for t in (p.a, p.b)))
         return self.with_adapters(*adapters)
+
+    def group(self, leaves: Mapping[str, Tensor]) -> None:
+        """Note which block leaves belong to, by their names: they go where it goes."""
+        for name, leaf in leaves.items():
+            self.devices.group(group_of(name), leaf)
+
+    def place(self, n_layers: int, shares: Sequence[float] = ()) -> Placement:
+        """Have the devices beside the CPU compute the last blocks, and the output if there are more
+        layers than blocks, each its share. It holds of graphs that are scheduled from now on.
+
+        Raises ConfigError for shares that are not one for each device.
+        """
+        devices = [b for b in self.devices.backends if not b.is_host]
+        placement = Placement.of(self.config.n_layer, self.backend, devices, n_layers, shares)
+        self.devices.homes, self.devices.first = placement.homes, placement.first
+        self.placement = placement
+        return placement
+
+    def place_what_fits(
+        self, lack: Callable[[], str | None], shares: Sequence[float] = ()
+    ) -> Placement:
+        """`place` with the most layers that fit. lack: what a device lacks for the layers that are
+        placed, as `lack_of` says it."""
+
+        def lack_for(n_layers: int) -> str | None:
+            self.place(n_layers, shares)
+            return lack()
+
+        n_layers, why = most_layers(self.config.n_layer + 1, lack_for)
+        self.placement = replace(self.place(n_layers, shares), why=why)
+        return self.placement
+
+    def lack_in_use(self) -> str | None:
+        """What a device lacks for a pass of 512 tokens over a cache of 4,096."""
+        decoder, c = self.parts.decoder, self.config
+        inputs = Inputs.empty(min(512, c.n_ctx), with_rows=True)
+        n = min(4096, c.n_ctx)
+        kinds = dict.fromkeys(decoder.rows(), F32 if self.compute == "f32" else F16)
+        cache = Cache.empty(decoder.rows(), decoder.state(), n, n, kinds)
+        self.group({**cache.rows, **cache.state})
+        if decoder.has_output:
+            out = build(self.parts, inputs, self.adapters, cache)
+        else:
+            out = decoder.hidden(Net(self.parts.weights, Inputs.empty(min(512, c.n_ctx))))
+        plan = self.plan(out)
+        return next(filter(None, (lack_of(b, plan.bytes_on(b)) for b in plan.plans)), None)
 
     def __repr__(self) -> str:
         weights, c = self.parts.weights.values(), self.config
@@ -509,6 +560,8 @@ def load(
     compute: str = "auto",
     backends: Sequence[Backend] = (),
     device: str = "cpu",
+    gpu_layers: int | str | None = None,
+    split: Sequence[float] | None = None,
 ) -> Model:
     """Open a GGUF model, and LoRA adapters for it.
 
@@ -518,7 +571,10 @@ def load(
     exact; "bf16" and "int8" round, and are slow on CPUs without such instructions; "auto" takes the
     fastest. backends: devices to compute, train and generate on, in order of preference. The CPU
     runs what they lack, with a warning; without backends it runs everything. device: "cuda",
-    "cuda:1" or "auto" opens such a device as the last of the backends. Raises GGUFError,
+    "cuda:1" or "auto" opens such a device as the last of the backends, "cuda:0,cuda:1" both.
+    gpu_layers: so many of the last blocks are computed by the devices, one more than there are: the
+    output too; "all", or "auto": as many as fit into their memory. split: the share of them that
+    each device has. Raises GGUFError,
     ModelError, AdapterError, ConfigError or DeviceError: one sentence that names the fault.
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)
@@ -531,10 +587,36 @@ def load(
     parts = read(file)
     _note_zeros(file, parts)
     model = Model(file, parts, known, [*backends, *backends_of(device, compute)])
+    if gpu_layers is not None or split is not None or "," in device:
+        _place(model, "all" if gpu_layers is None else gpu_layers, split or (), device)
     if adapter is None:
         return model
     given = [adapter] if isinstance(adapter, str | os.PathLike | tuple) else adapter
     return model.with_adapter_files(*given)
+
+
+def _place(
+    model: Model, gpu_layers: int | str, shares: Sequence[float], device: str
+) -> Placement | None:
+    """Place a model's blocks, as `load` says. None: on the one device are all."""
+    n_all = model.config.n_layer + 1
+    devices = [b for b in model.devices.backends if not b.is_host]
+    n = n_all if gpu_layers in ("all", "auto") else gpu_layers
+    if isinstance(n, str) or n < 0:
+        wanted = "wanted the number of blocks on the device, all or auto"
+        raise ConfigError([("gpu_layers", f"is {gpu_layers}, {wanted}")])
+    if not devices and device == "auto":
+        about = f"gpu_layers is {gpu_layers}, and no card can be used: the CPU computes all blocks"
+        warnings.warn(about, RuntimeWarning, stacklevel=3)
+        return None
+    if not devices:
+        wanted = "wanted a device beside the CPU: device cuda, webgpu or auto"
+        raise ConfigError([("gpu_layers", f"is {gpu_layers}, {wanted}")])
+    if gpu_layers == "auto":
+        return model.place_what_fits(model.lack_in_use, shares)
+    if n >= n_all and len(devices) == 1 and not shares:
+        return None
+    return model.place(n, shares)
 
 
 def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:

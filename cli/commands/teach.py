@@ -17,6 +17,7 @@ from pyggml.cli.terminal.options import (
     given_settings,
     in_group,
     model_option,
+    say_placement,
     settings_options,
 )
 from pyggml.cli.terminal.paths import check_space
@@ -90,6 +91,8 @@ def command(
     temperature: float,
     compute: str,
     device: str,
+    gpu_layers: int | str | None,
+    split: tuple[float, ...] | None,
     **given: Any,
 ) -> None:
     """Keep a teacher's probabilities of every token that a student is to learn.
@@ -98,7 +101,8 @@ def command(
     """
     threads.set(given.pop("threads"))
     config = DataConfig(**given_settings(DataConfig, {}, given))
-    opened = load(model, compute=compute, device=device)
+    opened = load(model, compute=compute, device=device, gpu_layers=gpu_layers, split=split)
+    say_placement(opened)
     if config.ctx > opened.config.n_ctx:
         fault = f"is {config.ctx}, wanted at most the model's {opened.config.n_ctx}"
         raise ConfigError([("ctx", fault)])

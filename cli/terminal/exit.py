@@ -60,7 +60,7 @@ OF_LLAMA_CPP = {
     "ctk": "cache_type_k",
     "ctv": "cache_type_v",
     "hf": "model",
-    "ngl": "device",
+    "ngl": "gpu_layers",
     "np": "parallel",
     "sys": "system",
 }

@@ -117,9 +117,10 @@ class GroupedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click's; a switch may also be given a value, as other trainers write it: --packing
-        false is --no-packing. An option of llama.cpp is none here, whatever its first letter is:
-        -ngl is no -n."""
-        if strange := [a for a in args if a[:1] == "-" and a[1:] in OF_LLAMA_CPP]:
+        false is --no-packing. An option of llama.cpp that is none here is refused, whatever its
+        first letter is: -np is no -n."""
+        own = {name for option in self.params for name in option.opts}
+        if strange := [a for a in args if a[:1] == "-" and a[1:] in OF_LLAMA_CPP and a not in own]:
             raise click.NoSuchOption(strange[0], ctx=ctx)
         return super().parse_args(ctx, [*self._plain_switches(ctx, args)])
 

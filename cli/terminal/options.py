@@ -19,6 +19,7 @@ import click
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.hub import MODEL, model_file
 from pyggml.cli.terminal.places import FileWord, Reads
+from pyggml.cli.terminal.show import say_progress
 from pyggml.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -155,14 +156,89 @@ compute_option = click.option(
     "this CPU has",
 )
 DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
-device_option = click.option(
-    "--device", metavar="WORD", default="cpu", show_default=True, **_MEMORY, help=DEVICE_HELP
-)
+
+
+class LayerCount(click.ParamType):
+    """A number of blocks, all or auto."""
+
+    name = "layers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        text = str(value)
+        if text in ("all", "auto"):
+            return text
+        if not text.isascii() or not text.isdecimal():
+            self.fail(f"is {text!r}, wanted a number of blocks from 0 on, all or auto", param, ctx)
+        return int(text)
+
+
+class Shares(click.ParamType):
+    """Numbers of which each is a share of all: 3,1."""
+
+    name = "shares"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(map(float, value if isinstance(value, list) else str(value).split(",")))
+        except (TypeError, ValueError):
+            self.fail(f"is {value!r}, wanted a share for each device, such as 3,1", param, ctx)
+
+
+_DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+    "device": (
+        ["--device"],
+        {
+            "metavar": "WORD",
+            "help": f"{DEVICE_HELP}; of several, as cuda:0,cuda:1, each computes some blocks  "
+            "[default: cpu]",
+            "brief": DEVICE_HELP,
+            "common": True,
+        },
+    ),
+    "gpu_layers": (
+        ["-ngl", "--gpu-layers"],
+        {
+            "type": LayerCount(),
+            "metavar": "N",
+            "aliases": ["n-gpu-layers"],
+            "help": "so many of the last blocks are the device's, the others the CPU's: a number, "
+            "all, or auto, as many as the device has memory for; one more than there are takes the "
+            "output too  [default: all]",
+        },
+    ),
+    "split": (
+        ["--split"],
+        {
+            "type": Shares(),
+            "metavar": "A,B",
+            "aliases": ["tensor-split"],
+            "help": "the share of these blocks that each of several devices has, such as 3,1  "
+            "[default: as much as each has free]",
+        },
+    ),
+}
+WHERE = (*_DEVICES,)  # what `load` takes of these
+
+
+def device_options() -> list[GroupedOption]:
+    """--device, --gpu-layers and --split, None where they are not given."""
+    return [GroupedOption([*n], group="memory", **about) for n, about in _DEVICES.values()]
 
 
 def compute_options(function: F) -> F:
-    """--threads, --compute and --device."""
-    return threads_option(compute_option(device_option(function)))
+    """--threads, --compute, --device, --gpu-layers and --split."""
+    for name in reversed(WHERE):
+        names, about = _DEVICES[name]
+        default = "cpu" if name == "device" else None
+        option = click.option(*names, cls=GroupedOption, group="memory", default=default, **about)
+        function = option(function)
+    return threads_option(compute_option(function))
 
 
 def pooling_option(group: str, common: bool = True, *more: str) -> Callable[[F], F]:
@@ -179,8 +255,9 @@ def pooling_option(group: str, common: bool = True, *more: str) -> Callable[[F],
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model file, the adapters on top of it, what computes, and the control vectors that are
-    added, files with their scales, after blocks `layers`, first and last; threads 0: all."""
+    """A model file, the adapters on top of it, what computes which of its blocks, and the control
+    vectors that are added, files with their scales, after blocks `layers`, first and last; threads
+    0: all."""
 
     path: Path
     adapters: tuple[Adapter, ...] = ()
@@ -189,13 +266,17 @@ class ModelSource:
     device: str = "cpu"
     controls: tuple[Adapter, ...] = ()
     layers: tuple[int, int] | None = None
+    gpu_layers: int | str | None = None
+    split: tuple[float, ...] | None = None
 
     def load(self) -> Model:
         """The model, with the control vectors. Raises PyggmlError as `pyggml.load` does, and for
         vectors that are none of this model's."""
         from pyggml import load, threads  # which import Numba: not for a help text
 
-        model = load(self.path, [*self.adapters] or None, self.compute, device=self.device)
+        where: Any = {name: getattr(self, name) for name in WHERE}
+        model = load(self.path, [*self.adapters] or None, self.compute, **where)
+        say_placement(model)
         threads.set(self.threads)
         for path, scale in self.controls:
             model = model.with_added(read_control(path, self.layers).addends(model, scale))
@@ -206,6 +287,12 @@ class ModelSource:
         from pyggml import load
 
         return None if path is None else load(path, compute=self.compute, device=self.device)
+
+
+def say_placement(model: Model) -> None:
+    """Print which device computes which of a model's blocks, if several do."""
+    if model.placement is not None:
+        say_progress(f"layers: {model.placement}")
 
 
 def read_control(path: Path, layers: tuple[int, int] | None) -> ControlVector:
@@ -246,11 +333,14 @@ def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
         device: str,
         control_vector: tuple[Adapter, ...] | None = None,
         control_vector_layers: tuple[int, int] | None = None,
+        gpu_layers: int | str | None = None,
+        split: tuple[float, ...] | None = None,
         **given: Any,
     ) -> Any:
         check_control_layers(control_vector_layers, control_vector or ())
+        of_controls = control_vector or (), control_vector_layers
         source = ModelSource(
-            model, lora or (), threads, compute, device, control_vector or (), control_vector_layers
+            model, lora or (), threads, compute, device, *of_controls, gpu_layers, split
         )
         return function(source=source, **given)
 
@@ -258,8 +348,8 @@ def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--model, --lora, --control-vector and its layers, --threads, --compute and --device; the
-    command gets them as `source`."""
+    """--model, --lora, --control-vector and its layers, and what computes; the command gets them as
+    `source`."""
     return model_option(lora_option(control_options(compute_options(_with_source(function)))))
 
 

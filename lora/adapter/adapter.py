@@ -61,7 +61,7 @@ class Adapter:
         Raises AdapterError for DoRA, whose result only `pyggml.lora.merge` writes, and PyggmlError
         if the disk refuses.
         """
-        self.model.devices.gather(self.parameters.buffers["data"])  # in a callback a device has it
+        self.model.devices.gather(*self.parameters.buffers["data"])  # in a callback a device has it
         if not self.fits_a_file:
             raise AdapterError("an adapter file cannot hold DoRA's magnitudes: merge(model, path)")
         below = [p for p in self.model.adapters if p is not self.pairs and p is not self.fixed]

@@ -22,6 +22,7 @@ from pyggml.models import LoraPair, LoraPairs, Magnitude
 from pyggml.models.stack import FilePairs
 from pyggml.models.weights import factor_of
 from pyggml.quants import dequantize
+from pyggml.runtime import Devices
 
 T = TypeVar("T")
 A, B, LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"
@@ -59,7 +60,7 @@ def attach(
     if scaled and config.dora:
         raise AdapterError([("dora", f"is on, but {scaled[0]} has a scale of its own beside it")])
     _check_original(bases, config, original)
-    parameters = _parameters(bases, config)
+    parameters = _parameters(bases, config, model.devices)
     pairs = {name: _pair(parameters, name, bases[name], config) for name in bases}
     for i, (name, target) in enumerate(bases.items(), 1):
         _start(model, parameters, name, target, config, original)
@@ -82,7 +83,8 @@ def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> 
     config = replace(_settings_of(loaded), dropout=dropout, plus_ratio=plus_ratio)
     specs = model.parts.decoder.tensors()
     bases = {n: Target(specs[n], p.rank - p.n_fixed, p.scale) for n, p in loaded.items()}
-    parameters = _parameters(bases, config, {n for n, p in loaded.items() if p.n_fixed})
+    fixed = {n for n, p in loaded.items() if p.n_fixed}
+    parameters = _parameters(bases, config, model.devices, fixed)
     parameters.metadata = loaded.chats if isinstance(loaded, FilePairs) else {}
     pairs = {name: _pair(parameters, name, bases[name], config) for name in bases}
     for name, pair in loaded.items():
@@ -97,7 +99,10 @@ def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> 
 
 
 def _parameters(
-    bases: Mapping[str, Target], config: LoraConfig, with_constants: set[str] | None = None
+    bases: Mapping[str, Target],
+    config: LoraConfig,
+    devices: Devices,
+    with_constants: set[str] | None = None,
 ) -> Parameters:
     """A and B of every target, DoRA's magnitudes, and the A and B that PiSSA subtracts."""
     if with_constants is None:
@@ -111,7 +116,7 @@ def _parameters(
         if config.dora:
             shapes[name + LENGTHS] = target.spec.shape[:1]
     rates = {name + B: config.plus_ratio for name in bases}
-    return Parameters(shapes, asdict(config), rates, constants)
+    return Parameters(shapes, asdict(config), rates, constants, devices=devices)
 
 
 def _pair(parameters: Parameters, name: str, target: Target, config: LoraConfig) -> LoraPair:

@@ -5,17 +5,21 @@ An all-reduce, a norm or an optimiser step is one loop over a buffer, whatever t
 tensors. Every tensor starts at a multiple of 64 bytes; the gaps stay zero.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from pyggml import heap
+from pyggml.backends import Backend
 from pyggml.errors import QuantError
 from pyggml.graph.arrays import read, write
 from pyggml.graph.dtypes import DType
 from pyggml.graph.tensor import Shape, Tensor, leaf, window, zeros
+from pyggml.models.placement import group_of
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices
 from pyggml.sizes import round_up
@@ -26,7 +30,8 @@ _BF16_INF = np.uint16(0x7F80)
 
 
 class Parameters:
-    """Leaf tensors by name, over one buffer.
+    """Leaf tensors by name, over one buffer; where a model's blocks are on several devices, over
+    parts of it, one for each run of tensors of a block.
 
     tensors, gradients        name -> leaf, F32 or one of the halves; gradients, all F32, are
                               accumulators for build_backward
@@ -39,7 +44,8 @@ class Parameters:
     arrays                    name -> array: what is trained, `data` and each tensor of halves
     moments                   name -> array of any type: of optimisers with moments of their own
     length                    (1,) float32: of the last gradient, if the next one is clipped by it
-    buffers                   name of each of them -> F32 leaf, of which the tensors are windows
+    buffers                   name of each of them -> F32 leaves, one for each part in their order,
+                              of which the tensors are windows
     groups                    parts of the buffers: (first number, length, factor of the learning
                               rate), together all
     constants, constant_data  name -> F32 leaf that is not trained, and their buffer: what a
@@ -57,33 +63,39 @@ class Parameters:
         constants: Mapping[str, Shape] | None = None,
         types: Mapping[str, DType] | None = None,
         halves: Mapping[str, DType] | None = None,
+        devices: Devices | None = None,
     ) -> None:
         """rates: name -> factor of the learning rate, 1 where it is missing. types: name -> type in
         which graphs read it, F32 where it is missing. halves: name -> F16 or BF16, in which it is
-        kept and read, of tensors that `types` has not."""
+        kept and read, of tensors that `types` has not. devices: that hold a model's blocks, and the
+        tensors of these."""
         self.about = dict(about or {})
         self.metadata: Mapping[str, str | None] = {}
         halves = halves or {}
-        starts, self.groups = _layout(shapes, rates or {})
+        self._starts, self.groups = _layout(shapes, rates or {})
         in_data, groups = _layout({k: s for k, s in shapes.items() if k not in halves}, rates or {})
         arrays = [_zeros(_end(each)) for each in (groups, *4 * [self.groups])]
         self.data, self.gradient, self.m, self.v, self._total = arrays
         names = ("data", "gradient", "m", "v", "total")
         self.moments: dict[str, np.ndarray] = {}
         self.length = np.zeros(1, np.float32)
-        self.buffers = {name: leaf(a, name) for name, a in zip(names, arrays, strict=True)}
+        by_block = devices is not None and bool(devices.homes) and not halves
+        self._firsts = _parts(self._starts, by_block)
+        self.buffers = {n: self._leaves(n, a) for n, a in zip(names, arrays, strict=True)}
         self.arrays = {"parameters": self.data}
         self.tensors, self.gradients = dict[str, Tensor](), dict[str, Tensor]()
         for name, shape in shapes.items():
             if name in halves:
                 self.tensors[name] = self._half(name, shape, halves[name])
             else:
-                self.tensors[name] = window(self.buffers["data"], in_data[name], shape, name)
-            gradient = window(self.buffers["gradient"], starts[name], shape, f"d({name})")
+                self.tensors[name] = self._window("data", in_data[name], shape, name)
+            gradient = self._window("gradient", self._starts[name], shape, f"d({name})")
             self.gradients[name] = gradient
         self._blocks = {name: zeros(shapes[name], d, name) for name, d in (types or {}).items()}
         self.operands = self.tensors | self._blocks
         self._set_constants(constants or {})
+        if devices is not None:
+            self._group(devices)
 
     def _set_constants(self, shapes: Mapping[str, Shape]) -> None:
         starts, groups = _layout(shapes, {})
@@ -94,6 +106,12 @@ class Parameters:
     def _half(self, name: str, shape: Shape, kind: DType) -> Tensor:
         self.arrays[name] = np.zeros(shape, kind.numpy)
         return leaf(self.arrays[name], name, kind)
+
+    def _group(self, devices: Devices) -> None:
+        for leaves in zip(self._firsts.values(), *self.buffers.values(), strict=True):
+            devices.group(*leaves)
+        for name, operand in self._blocks.items():
+            devices.group(group_of(name), operand)
 
     @property
     def n_trained(self) -> int:
@@ -106,7 +124,7 @@ class Parameters:
         Raises QuantError, naming the tensor, for numbers that its type does not hold.
         """
         if self._blocks:
-            devices.gather(self.buffers["data"])
+            devices.gather(*self.buffers["data"])
         for name, operand in self._blocks.items():
             try:
                 blocks = quantize(read(self.tensors[name]), operand.dtype.name)
@@ -116,8 +134,35 @@ class Parameters:
 
     def rate(self, name: str) -> float:
         """The factor of a tensor's learning rate."""
-        first = self._first(name)
+        first = self._starts[name]
         return next(rate for start, n, rate in self.groups if start <= first < start + n)
+
+    def pieces(self, *names: str) -> Iterator[tuple[float, list[Tensor]]]:
+        """All of these buffers in pieces of one factor of the learning rate: it, and a piece of
+        each."""
+        for i, part in enumerate(zip(*(self.buffers[name] for name in names), strict=True)):
+            at = [*self._firsts][i]
+            for first, n, rate in self.groups:
+                start, end = max(first - at, 0), min(first + n - at, part[0].n_elements)
+                if start < end:
+                    whole = end - start == part[0].n_elements
+                    yield rate, [t if whole else window(t, start, (end - start,)) for t in part]
+
+    def share(self, devices: Devices, backend: Backend) -> float:
+        """The share of all numbers that a device holds."""
+        if not devices.homes:
+            return 1.0
+        sizes = [t.n_elements for t in self.buffers["data"] if devices.home(t) is backend]
+        return sum(sizes) / max(self.data.size, 1)
+
+    def _leaves(self, name: str, array: np.ndarray) -> tuple[Tensor, ...]:
+        firsts = [*self._firsts, array.size]
+        return tuple(leaf(array[first:end], name) for first, end in pairwise(firsts))
+
+    def _window(self, buffer: str, first: int, shape: Shape, label: str) -> Tensor:
+        firsts = [*self._firsts]
+        i = bisect_right(firsts, first) - 1
+        return window(self.buffers[buffer][i], first - firsts[i], shape, label)
 
     def part(self, name: str, array: np.ndarray) -> Tensor:
         """A tensor's part of an array of as many numbers as `gradient`, as a leaf of its own."""
@@ -125,7 +170,7 @@ class Parameters:
 
     def part_of(self, name: str, array: np.ndarray) -> np.ndarray:
         """The same as an array, in the tensor's shape."""
-        t, first = self.tensors[name], self._first(name)
+        t, first = self.tensors[name], self._starts[name]
         return array[first : first + t.n_elements].reshape(t.shape)
 
     def numbers(self, name: str) -> np.ndarray:
@@ -136,9 +181,6 @@ class Parameters:
     def not_finite(self) -> list[str]:
         """The names of `arrays` that hold what is no finite number."""
         return [name for name, a in self.arrays.items() if not _is_finite(a.reshape(-1))]
-
-    def _first(self, name: str) -> int:
-        return self.gradients[name].offset // self.gradient.itemsize
 
     @property
     def has_halves(self) -> bool:
@@ -161,6 +203,17 @@ class Parameters:
 
 
 Group = tuple[int, int, float]
+
+
+def _parts(starts: Mapping[str, int], by_block: bool) -> dict[int, Hashable]:
+    """Where each part of a buffer starts → the block of its tensors; without blocks it is one."""
+    firsts: dict[int, Hashable] = {}
+    last: Hashable = None
+    for name, start in starts.items():
+        group = group_of(name) if by_block else None
+        if not firsts or group != last:
+            firsts[start] = last = group
+    return firsts or {0: None}
 
 
 def _layout(

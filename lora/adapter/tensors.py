@@ -81,7 +81,7 @@ class TrainedTensors:
         stays whole until the new one is complete. Raises QuantError for numbers that F16 cannot
         hold, PyggmlError if the disk refuses.
         """
-        self.model.devices.gather(self.parameters.buffers["data"])  # in a callback a device has it
+        self.model.devices.gather(*self.parameters.buffers["data"])  # in a callback a device has it
         keys = {FRESH: None, **self.parameters.metadata, **(metadata or {})}
         how: dict[str, Any] = {"changed": self.changed, "blocks": self.blocks, "metadata": keys}
         how["allow_requantize"] = self.file_type is not None
@@ -113,7 +113,7 @@ def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False
     halves = _halves(model, chosen) if in_halves else {}
     about = {"train_tensors": list(patterns)} | ({"masters": "half"} if in_halves else {})
     shapes = {name: weights[name].shape for name in chosen}
-    parameters = Parameters(shapes, about, halves=halves)
+    parameters = Parameters(shapes, about, halves=halves, devices=model.devices)
     for name, t in parameters.tensors.items():
         write(t, read(_as_type(weights[name], t.dtype)).reshape(t.shape))
         if release := pages.release(array(weights[name])):
@@ -199,17 +199,17 @@ def train_packed(
     _refuse(faults)
     types = types_of(model.file, file_type)
     to_pack = [n for n in weights if n not in chosen and types[n] is not own[n].dtype]
-    about = {"train_tensors": list(patterns), "qat": file_type or "the file's types"}
+    about = {"train_tensors": [*patterns], "qat": file_type or "the file's types"}
     of_blocks = {n: types[n] for n in chosen if types[n] is not F32}
     _check_packers({n: types[n] for n in [*of_blocks, *to_pack]}, file_type)
-    parameters = Parameters({n: weights[n].shape for n in chosen}, about, types=of_blocks)
+    shapes = {n: weights[n].shape for n in chosen}
+    parameters = Parameters(shapes, about, types=of_blocks, devices=model.devices)
     for name, t in parameters.tensors.items():
         write(t, _start(weights[name], name, original))
     parameters.pack(model.devices)
     operands = parameters.operands
-    rest = {n: _as_type(weights[n], types[n]) for n in to_pack}
     return TrainedTensors(
-        _with(model, rest | operands),
+        _with(model, {n: _as_type(weights[n], types[n]) for n in to_pack} | operands),
         parameters,
         [f"{_count(len(chosen), 'tensor')} of the model, read as {_kinds(operands)}"],
         changed={n: partial(_numbers, operands[n]) for n in chosen if n not in of_blocks},
@@ -297,7 +297,8 @@ def train_scales(model: Model) -> TrainedTensors:
     if not chosen:
         raise AdapterError([("train", f"scales: {_why_none(weights, packed)}")])
     shapes = {name + SCALES: scales_of(name, w) for name, w in chosen.items()}
-    parameters, bits = Parameters(shapes, {"train": "scales"}), _bits(chosen.values())
+    parameters = Parameters(shapes, {"train": "scales"}, devices=model.devices)
+    bits = _bits(chosen.values())
     nodes, blocks = dict[str, Tensor](), dict[str, Numbers]()
     for name, w in chosen.items():
         u, step = parameters.tensors[name + SCALES], 2.0 ** (bits - _bits([w]))

@@ -169,6 +169,7 @@ class TaughtObjective(Objective):
             fault = f"is {corpus.train.ctx}, wanted at most the teacher's {teacher.config.n_ctx}"
             raise ConfigError([("ctx", fault)])
         model.devices.hold(*teacher.parts.weights.values())
+        model.group(teacher.parts.weights)
         how = model.config.n_vocab, self.teacher_top_k, self.teacher_temperature
         return TeacherModel(teacher, corpus.lengths, *how)
 

@@ -12,7 +12,7 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.op import Op
-from pyggml.graph.tensor import Tensor, window, zeros
+from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.jit import compile_for
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
@@ -81,9 +81,16 @@ class FlatOptimiser(ABC):
     def clip(self) -> float:
         """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
         clip, *_ = self._programs
+        parts = self.parameters.buffers["gradient"]
+        if len(parts) > 1:
+            self._devices.gather(*parts)
         clip()
         (norm,) = clip.schedule.graph.outputs
-        return float(clip.read(norm)[0])
+        length = float(clip.read(norm)[0])
+        if len(parts) > 1 and self.config.clip and length >= np.float32(self.config.clip):
+            for part in parts:
+                self._devices.note_change(part, self._devices.host)
+        return length
 
     def check_length(self, length: float) -> None:
         """Refuse a gradient of this length before it is clipped, if a moment cannot hold squares of
@@ -126,20 +133,21 @@ class FlatOptimiser(ABC):
     @cached_property
     def _programs(self) -> list[Program]:
         """That of `clip`, then those of `step`."""
-        norm = clip_norm(self.parameters.buffers["gradient"], self.config.clip)
-        schedules = [schedule(Graph.of(out), self._devices) for out in (norm, *self._updates())]
+        whole, *more = self.parameters.buffers["gradient"]
+        of_norm = self._devices
+        if more:  # whose squares add up in the order of one: the host has all of them
+            whole, of_norm = leaf(self.parameters.gradient), Devices([self._devices.host])
+        norms = [schedule(Graph.of(clip_norm(whole, self.config.clip)), of_norm)]
+        schedules = norms + [schedule(Graph.of(out), self._devices) for out in self._updates()]
         arenas = Arenas(*schedules)
         return [bind(each, arenas=arenas) for each in schedules]
 
     def _updates(self) -> Iterator[Tensor]:
-        """One node for each tensor, of halves always, or for each group; of the whole buffers if
-        that is one."""
+        """One node for each tensor, of halves always, or for each group of each part of the
+        buffers."""
         p = self.parameters
         if self.is_by_tensor or p.has_halves:
             yield from (self.step_of(name, gradient) for name, gradient in p.gradients.items())
             return
-        buffers = [p.buffers[name] for name in ("data", "gradient", *self.moments)]
-        for first, n, rate in p.groups:
-            whole = len(p.groups) == 1
-            parts = buffers if whole else [window(b, first, (n,)) for b in buffers]
+        for rate, parts in p.pieces("data", "gradient", *self.moments):
             yield self.op(*parts, self._settings[rate])

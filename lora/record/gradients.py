@@ -63,7 +63,7 @@ class Watch:
         return step in (1, self._n_steps) or step % max(1, self._n_steps // _SAMPLED) == 0
 
     def _gather(self, *names: str) -> None:
-        self._devices.gather(*(self._parameters.buffers[name] for name in names))
+        self._devices.gather(*(t for name in names for t in self._parameters.buffers[name]))
 
     def _measure(self, step: int, grad_norm: float, before: np.ndarray) -> Overview:
         self._gather("data", "gradient")

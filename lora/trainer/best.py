@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from pyggml.graph.arrays import write
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.trainer.reports import History
 from pyggml.runtime import Devices
@@ -49,13 +48,11 @@ class BestParameters:
 
     def _exchange(self) -> None:
         parameters = self._parameters
-        leaf, data = parameters.buffers["data"], parameters.data
-        self._devices.gather(leaf)
+        self._devices.gather(*parameters.buffers["data"])
         for name, a in self._arrays.items():
             one, other = parameters.arrays[name].reshape(-1), a.reshape(-1)
             for i in range(0, len(one), _PIECE):
                 piece = slice(i, i + _PIECE)
                 one[piece], other[piece] = other[piece], one[piece].copy()
-        write(leaf, data)
         parameters.pack(self._devices)
         self.is_taken = not self.is_taken

@@ -8,7 +8,6 @@ The sum does not depend on which rank computed which batch, so neither does the 
 import numpy as np
 
 from pyggml.graph import Graph
-from pyggml.graph.arrays import read, write
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.ranks import ALONE, Ranks
@@ -32,15 +31,16 @@ class StepGradient:
 
     def __init__(self, parameters: Parameters, devices: Devices, ranks: Ranks) -> None:
         self._ranks, self._devices = ranks, devices
-        self._gradient, total = parameters.buffers["gradient"], parameters.buffers["total"]
-        self._size = parameters.gradient.size
-        nodes = (
-            fill_inplace(self._gradient, 0.0),
-            fill_inplace(total, 0.0),
-            add_inplace(total, self._gradient),
-            add_inplace(self._gradient, total),
+        self._parts, totals = parameters.buffers["gradient"], parameters.buffers["total"]
+        self._numbers = parameters.gradient
+        pairs = [*zip(self._parts, totals, strict=True)]
+        of_parts = (
+            [fill_inplace(gradient, 0.0) for gradient in self._parts],
+            [fill_inplace(total, 0.0) for total in totals],
+            [add_inplace(total, gradient) for gradient, total in pairs],
+            [add_inplace(gradient, total) for gradient, total in pairs],
         )
-        programs = (bind(schedule(Graph.of(node), devices)) for node in nodes)
+        programs = (bind(schedule(Graph.of(*nodes), devices)) for nodes in of_parts)
         self._zero, self._zero_total, self._add_to_total, self._add_total = programs
         self._n = 0  # batches of this rank so far
         self._kept: list[np.ndarray] = []  # their gradients, if there are other ranks
@@ -62,16 +62,17 @@ class StepGradient:
         if self._ranks.size > 1:
             if self._n:
                 self._keep()
-            write(self._gradient, self._ranks.add(self._kept, n, self._size))
-            self._devices.note_change(self._gradient, self._devices.host)
+            self._numbers[:] = self._ranks.add(self._kept, n, self._numbers.size)
+            for part in self._parts:
+                self._devices.note_change(part, self._devices.host)
             self._kept = []
         elif n > 1:
             self._add_total()
 
     def _keep(self) -> None:
         if self._ranks.size > 1:
-            self._devices.gather(self._gradient)
-            self._kept.append(read(self._gradient))
+            self._devices.gather(*self._parts)
+            self._kept.append(self._numbers.copy())
             return
         if self._n == 1:
             self._zero_total()

@@ -7,6 +7,7 @@ Of several ranks each makes some batches of a step, and all the same optimiser's
 """
 
 from contextlib import ExitStack
+from itertools import chain
 from math import isfinite
 from time import perf_counter
 
@@ -63,7 +64,7 @@ class Trainer(BoundRun):
             shown = [pyggml.show_run(self)] if progress and self.ranks.is_first else []
             report = to_each([*map(stack.enter_context, shown), *callbacks])
             self._begin()
-            with self.model.devices.holding(*self.parameters.buffers.values()):
+            with self.model.devices.holding(*chain(*self.parameters.buffers.values())):
                 try:
                     if not self.history.is_validated(start) and (start == 0 or self.is_done):
                         self._validate(report)
@@ -172,6 +173,6 @@ class Trainer(BoundRun):
         n_tokens = data.n_targets(windows)
         validation = ValidationReport(step, loss, n_tokens, tally, about, outcome.experts)
         self.history.validations.append(validation)
-        self.model.devices.gather(self.parameters.buffers["data"])
+        self.model.devices.gather(*self.parameters.buffers["data"])
         self._best.note(self.history)
         report(validation)

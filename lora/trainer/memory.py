@@ -1,11 +1,12 @@
 """The memory of a run, of the host and of other devices, before any is taken."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyggml.alloc import Plan
 from pyggml.backends import Backend
 from pyggml.graph.arrays import is_constant
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim import kept_bytes
@@ -63,13 +64,16 @@ class OnDevice:
         )
 
 
-def on_devices(passes: Passes, parameters: Parameters, held: int, cache: int = 0) -> list[OnDevice]:
+def on_devices(
+    passes: Passes, parameters: Parameters, held: int, cache: Sequence[Tensor] = ()
+) -> list[OnDevice]:
     """What each device takes that computes a part of these graphs and is not the host.
 
     held: bytes of the parameters with their gradients and moments
-    cache: bytes of a session's, which are the first device's
+    cache: of a session, whose blocks' devices hold it
     """
-    by_device = []
+    by_device: list[OnDevice] = []
+    devices = passes.training.devices
     own = {t.root for t in (*parameters.operands.values(), *parameters.gradients.values())}
     for backend, plans in passes.plans.items():
         if backend.is_host:
@@ -79,10 +83,12 @@ def on_devices(passes: Passes, parameters: Parameters, held: int, cache: int = 0
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
         arena = max(p.n_bytes for p in plans)
         beside = _bytes_beside_leaves(backend, plans)
+        mine = round(held * parameters.share(devices, backend))
+        homes = (devices.home(t) or devices.first for t in cache)
+        rows = sum(t.n_bytes for t, home in zip(cache, homes, strict=True) if home is backend)
         by_device.append(
-            OnDevice(backend, constant, beside, held, arena + inputs, cache, backend.own)
+            OnDevice(backend, constant, beside, mine, arena + inputs, rows, backend.own)
         )
-        cache = 0
     return by_device
 
 

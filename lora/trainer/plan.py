@@ -1,9 +1,11 @@
 """A run before it begins: its graphs, what memory they take, its length and what it validates."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from pyggml import heap, threads
 from pyggml.graph.arrays import is_constant
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus
@@ -94,8 +96,8 @@ class RunPlan:
         held = held_bytes(self.parameters, self.config, self.ranks)
         return RunMemory(self.passes.n_bytes, held, weights)
 
-    def on_devices(self, cache: int = 0) -> list[OnDevice]:
-        """The memory that a run takes of each device but the host. cache: bytes of a session's."""
+    def on_devices(self, cache: Sequence[Tensor] = ()) -> list[OnDevice]:
+        """The memory that a run takes of each device but the host. cache: that of a session."""
         held = held_bytes(self.parameters, self.config, self.ranks)
         return on_devices(self.passes, self.parameters, held, cache)
 

@@ -24,11 +24,13 @@ Coming = Callable[[], int]  # waits for a token, and returns it
 def runs_ahead(model: Model) -> bool:
     """Whether the model's first device computes while the host goes on, and can choose tokens.
 
+    No model whose blocks are on several devices: the one that has the logits reads no tokens.
+
     No model with recurrent parts: their state would be that of a token which the caller may never
     ask for. Nor one that is traced: a trace reads each pass.
     """
     first = model.devices.backends[0]
-    if first.is_host or not model.batches or model.traces:
+    if first.is_host or not model.batches or model.traces or model.placement is not None:
         return False
     choice, moved = _step(zeros((1,)), _inputs())
     return first.refusal(choice) is None and first.refusal(moved) is None

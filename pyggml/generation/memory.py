@@ -114,6 +114,7 @@ class CacheMemory:
         make = partial(_leaf_in, _Rest(memory))
         self.cache = Cache.empty(rows, state, n_ctx, n_rows, kinds, make)
         self.devices.hold(*self.cache.tensors)
+        model.group({**self.cache.rows, **self.cache.state})
 
     @property
     def n_bytes(self) -> int:

@@ -13,6 +13,7 @@ from pyggml.generation.batch import Batch, Tokens
 from pyggml.generation.drafts import check_goes_back
 from pyggml.generation.memory import CacheType
 from pyggml.generation.speculation import Speculator
+from pyggml.graph.tensor import Tensor
 from pyggml.model import Model
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class Session:
     def tokens(self) -> list[int]:
         """A copy of these."""
         return [*self._slot.tokens]
+
+    @property
+    def cache(self) -> tuple[Tensor, ...]:
+        """Its rows of keys and values, and its state, of all blocks."""
+        return self._batch.memory.cache.tensors
 
     @property
     def n_bytes(self) -> int:

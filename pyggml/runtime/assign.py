@@ -1,12 +1,14 @@
 """Assign nodes to devices: each goes to the first backend that supports it.
 
 Views and writers stay with the memory that they view or change. All writers of one leaf run on one
-device, the first that supports them all, so that the leaf is not copied to and fro.
+device, the first that supports them all, so that the leaf is not copied to and fro. Where leaves
+are placed (runtime/place.py), a node's own device is asked before the others.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pyggml.backends import Backend
 from pyggml.errors import PyggmlError
@@ -26,12 +28,16 @@ class Assignment:
     fallbacks: Mapping[tuple[str, str], str]
 
 
-def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
-    """Give every node of the graph a device.
+def assign(
+    graph: Graph,
+    backends: Sequence[Backend],
+    homes: Mapping[Tensor, Backend] = MappingProxyType({}),
+) -> Assignment:
+    """Give every node of the graph a device. homes: of nodes, the one that is asked first.
 
     Raises PyggmlError, naming op and tensor, if no backend takes a node.
     """
-    if backends and _takes_all(backends[0], graph):
+    if backends and not homes and _takes_all(backends[0], graph):
         return Assignment({t: backends[0] if _is_computed(t) else None for t in graph.nodes}, {})
     writers: dict[Tensor, list[Tensor]] = defaultdict(list)
     for t in graph.nodes:
@@ -46,7 +52,8 @@ def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
             devices[t] = devices[t.root]
         elif has_kernel(t):
             into = [w for written in (t, *t.saved, *changed_by(t)) for w in writers[written]]
-            devices[t] = _first(t, into, backends, fallbacks)
+            order = dict.fromkeys((homes.get(t, backends[0]), *backends)) if backends else ()
+            devices[t] = _first(t, into, [*order], fallbacks)
         else:
             devices[t] = None
     return Assignment(devices, fallbacks)

@@ -1,6 +1,6 @@
-"""The devices that a word names: cpu, cuda, cuda:1, webgpu, auto."""
+"""The devices that a word names: cpu, cuda, cuda:1, webgpu, auto; or several: cuda:0,cuda:1."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyggml.backends.base import Backend
@@ -70,11 +70,16 @@ def backends_of(device: str, compute: str = "auto") -> list[Backend]:
     webgpu  the GPU that the system prefers, through Vulkan, Metal or Direct3D 12
     auto    the first card that can be used, if there is one
 
+    Several words, with commas between them, are several devices that share a model's blocks.
+
     compute: as for pyggml.load; unless it is "f32", a card multiplies by weights in bfloat16, and
     webgpu rounds weights to float16, but computes in float32.
     Raises ConfigError for another word, and DeviceError, which names what is missing, for a device
     that cannot be used.
     """
+    words = device.split(",")
+    if len(words) > 1:
+        return _several(words, compute)
     exact = compute == "f32"
     name, colon, number = device.partition(":")
     if device == "auto":
@@ -85,6 +90,23 @@ def backends_of(device: str, compute: str = "auto") -> list[Backend]:
     if kind is None or (colon and not (kind.numbered and number.isdecimal())):
         raise ConfigError([("device", f"is {device!r}, {WANTED}")])
     return [kind.open(int(number) if number else None, exact)]
+
+
+def _several(words: Sequence[str], compute: str) -> list[Backend]:
+    """A device for each word. ConfigError for one that is not named once, or no device."""
+    for i, word in enumerate(words):
+        if word in ("cpu", "auto", ""):
+            wanted = "wanted devices beside the CPU, such as cuda:0,cuda:1"
+            raise ConfigError([("device", f"is {','.join(words)!r}, {wanted}")])
+        if word in words[:i]:
+            raise ConfigError([("device", f"names {word} twice, wanted another one")])
+    devices = [device for word in words for device in backends_of(word, compute)]
+    names = [device.name for device in devices]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            about = f"{words[names.index(name)]} and {words[i]} are both {name}"
+            raise ConfigError([("device", f"names a device twice: {about}")])
+    return devices
 
 
 def _first_automatic(exact: bool) -> list[Backend]:

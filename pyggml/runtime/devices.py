@@ -10,7 +10,7 @@ others     inputs, which the host may have written: copied in every run; changes
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import filterfalse
@@ -30,6 +30,9 @@ class Devices:
 
     With the host as the only backend nothing is ever copied.
 
+    homes     group of leaves, such as a block's → the device that computes what reads one of them,
+              if it can (runtime/place.py); empty where the order of preference alone decides
+    first     the device of what reads no such leaf, and nothing that is computed
     n_moves   grows when a leaf is held or let go, and when a device gets, or no longer has, the
               newest numbers of a held one
     """
@@ -43,6 +46,9 @@ class Devices:
         }
         self._newest: WeakKeyDictionary[Tensor, set[Backend]] = WeakKeyDictionary()
         self._held: WeakSet[Tensor] = WeakSet()
+        self._groups: WeakKeyDictionary[Tensor, Hashable] = WeakKeyDictionary()
+        self.homes: Mapping[Hashable, Backend] = {}
+        self.first = self.backends[0]
         self.n_moves = 0
         self._said: set[tuple[str, str]] = set()
 
@@ -50,6 +56,15 @@ class Devices:
     def have_copies(self) -> bool:
         """Whether there is a device beside the host."""
         return bool(self._copies)
+
+    def group(self, group: Hashable, *leaves: Tensor) -> None:
+        """Note that these leaves belong to a group, a key of `homes`; None: to none."""
+        for root in _roots(leaves) if group is not None else ():
+            self._groups[root] = group
+
+    def home(self, leaf: Tensor) -> Backend | None:
+        """Where what reads a leaf is computed; None if the leaf does not decide it."""
+        return self.homes.get(self._groups.get(leaf))
 
     # -- what stays on devices --------------------------------------------------------------------
 
@@ -167,7 +182,8 @@ class Devices:
                 new.setdefault(device, []).append(op)
         names = [b.name for b in self.backends]
         for device, ops in new.items():
-            later = " and ".join(names[names.index(device) + 1 :])
+            at = names.index(device)
+            later = " and ".join(names[at + 1 :] or names[:at])
             message = f"{device} leaves {', '.join(sorted(ops))} to {later}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 

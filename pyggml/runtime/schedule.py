@@ -19,6 +19,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import DeviceFacts, verifies, verify
 from pyggml.runtime.assign import assign
 from pyggml.runtime.devices import Devices
+from pyggml.runtime.place import Homes, homes_of, rewritten_in_place
 from pyggml.runtime.split import Copy, DevicePart, Split, split
 
 Watcher = Callable[[np.ndarray], None]
@@ -70,6 +71,16 @@ class Schedule:
         """Bytes of the arenas of all devices."""
         return sum(p.n_bytes for p in self.plans.values())
 
+    def bytes_on(self, backend: Backend) -> int:
+        """Bytes of a device's memory that a program of this takes: leaves, arena, what stays beside
+        leaves, and what the device needs of its own."""
+        leaves = {leaf for part in self.parts if part.backend is backend for leaf in part.leaves}
+        nodes = self.plans[backend].graph.nodes if leaves else ()
+        beside = dict(filter(None, map(backend.lasting, nodes)))
+        sizes = (*(leaf.n_bytes for leaf in leaves), *beside.values())
+        arena = self.plans[backend].n_bytes if leaves else 0
+        return backend.own + arena + sum(map(backend.allocation, sizes))
+
     def report(self) -> str:
         """What runs where, as text: devices with their bytes and parts, copies, fallbacks."""
         lines = []
@@ -97,8 +108,8 @@ def schedule(
     """
     expect_graph("schedule", graph)
     devices = devices or Devices()
-    rewritten, renewed = _rewritten(graph, devices, watched)
-    assignment = assign(rewritten, devices.backends)
+    rewritten, renewed, homes = _rewritten(graph, devices, watched)
+    assignment = assign(rewritten, devices.backends, homes)
     devices.say_fallbacks(assignment.fallbacks)
     used = {b for b in assignment.backends.values() if b is not None}
     if len(used) <= 1 and all(b.is_host for b in used):
@@ -114,22 +125,27 @@ def schedule(
 
 def _rewritten(
     graph: Graph, devices: Devices, watched: Collection[Tensor]
-) -> tuple[Graph, Mapping[Tensor, Tensor]]:
-    """The graph as its devices have it; which nodes now stand for outputs and what is watched."""
+) -> tuple[Graph, Mapping[Tensor, Tensor], Homes]:
+    """The graph as its devices have it; which nodes now stand for outputs and what is watched; the
+    device of each node, where leaves are placed."""
     before = after = graph
     if watched:
         names = graph.names and (*graph.names, *("" for _ in watched))
         before = after = replace(graph, outputs=(*graph.outputs, *watched), names=names)
+    homes: Homes = {}
     after = _unfolded(after)
-    for backend in devices.backends:
-        if not backend.is_host or len(devices.backends) == 1:  # its ops are not those of others
-            after = backend.rewritten(after)
+    if devices.homes:
+        after, homes = rewritten_in_place(after, homes_of(after, devices))
+    else:
+        for backend in devices.backends:
+            if not backend.is_host or len(devices.backends) == 1:  # its ops are not those of others
+                after = backend.rewritten(after)
     pairs = zip(before.outputs, after.outputs, strict=True)
     renewed = {t: new for t, new in pairs if t is not new}
     if watched:  # a node that is watched need not last
         outputs = tuple(renewed.get(t, t) for t in graph.outputs)
         after = replace(after, outputs=outputs, names=graph.names)
-    return after, renewed
+    return after, renewed, homes
 
 
 def _unfolded(graph: Graph) -> Graph:

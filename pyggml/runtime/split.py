@@ -119,12 +119,18 @@ class _Splitter:
         if giver is backend:
             return self.twins[s]
         if (s, backend) not in self.copies:
-            self.copies[s, backend] = self._copy(s, giver, backend)
+            shows = s.src[0] if s.is_view else s
+            is_whole = s.n_elements == shows.n_elements and shows.is_contiguous and not s.offset
+            if s is not shows and is_whole:  # all of a result that may be there already
+                copy = self.copies[s, backend] = s.reading((self._here(shows, backend),))
+                self.order[backend][-2].append(copy)
+            else:
+                self.copies[s, backend] = self._copy(s, giver, backend)
         return self.copies[s, backend]
 
     def _copy(self, s: Tensor, giver: Backend, taker: Backend) -> Tensor:
         """A copy of s for the last part, made right before it; until then s keeps its memory."""
-        source, target = self.twins[s], _without_gaps(s)
+        source, target = self.twins[s], without_gaps(s)
         self.parts[-1].copies.append(Copy(source, target, giver, taker))
         self.order[taker][-2] += dict.fromkeys((target.root, target))
         seen = Tensor(source.shape, source.dtype, SEEN, (source,), base=source.root)
@@ -144,7 +150,7 @@ class _Splitter:
         }
 
 
-def _without_gaps(s: Tensor) -> Tensor:
+def without_gaps(s: Tensor) -> Tensor:
     """A tensor for a copy of s: without gaps, but with s's order of axes in memory."""
     axes = sorted(range(len(s.shape)), key=lambda i: -s.strides[i])
     owner = Tensor(tuple(s.shape[i] for i in axes), s.dtype, COPIED, name=s.name)

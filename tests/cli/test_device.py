@@ -69,16 +69,16 @@ def test_a_command_computes_on_its_device(pyggml, tiny, text, command, tmp_path,
         "teach": ("-f", text, "--ctx", 16, "-o", output, "--force"),
     }[command]
     text.with_name("other.txt").write_text("the end of a thing\n" * 3)
-    device, said = SeparateCPU(), []
-    for name in ("cpu", "cuda"):
-        monkeypatch.setattr(
-            "pyggml.model.backends_of", lambda word, _: [device] if word == "cuda" else []
-        )
-        ended = pyggml(command, "-m", tiny, *more, "--compute", "f32", "--device", name)
+    device, second, said = SeparateCPU(), SeparateCPU(), []
+    places = {"cpu": ([], ()), "cuda": ([device], ()), "two": ([device, second], ("-ngl", 2))}
+    for name, (devices, options) in places.items():
+        monkeypatch.setattr("pyggml.model.backends_of", lambda *_, devices=devices: devices)
+        used = ("--compute", "f32", "--device", name, *options)
+        ended = pyggml(command, "-m", tiny, *more, *used)
         assert ended.code == 0, ended.err
         said.append((ended.out, output.read_bytes() if output.exists() else b""))
-        assert bool(device.launches) == (name == "cuda")
-    assert said[0] == said[1]
+        assert bool(device.launches) == (name != "cpu")
+    assert said[0] == said[1] == said[2] and second.launches
 
 
 def test_which_commands_take_a_device():

@@ -72,12 +72,9 @@ def test_no_name_means_two_options(name):
 @pytest.mark.quick
 def test_every_alias_gives_its_setting_on_the_command_line_and_in_a_file(tmp_path):
     command, values = cli.command("finetune"), {int: "1", float: "0.5"}
+    kinds = {"integer": int, "float": float, "layers": int, "shares": float}
     for alias, of in aliases_of("finetune").items():
-        words = (
-            []
-            if of.is_flag
-            else [values.get({"integer": int, "float": float}.get(of.type.name), "a")]
-        )
+        words = [] if of.is_flag else [values.get(kinds.get(of.type.name), "a")]
         for spelled in (alias, alias.replace("-", "_")):
             ours = command.make_context("x", [of.opts[-1], *words]).params[of.name]
             theirs = command.make_context("x", [f"--{spelled}", *words]).params[of.name]

@@ -7,7 +7,7 @@ import pytest
 
 from pyggml.cli.commands.finetune.command import command
 from pyggml.cli.commands.finetune.job import OBJECTIVE_FLAGS, SETTINGS_FLAGS, job_of
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, DeviceError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.choice import USERS, ObjectiveConfig
@@ -165,14 +165,26 @@ def test_a_rank_takes_the_card_of_its_number_on_its_host(monkeypatch):
     monkeypatch.setattr("pyggml.backends.cuda.cards", lambda: [Card(0), Card(2)])
     ranks = Second()
     assert device_of_rank("cuda", ranks) == "cuda:2"
-    ranks.on_host = 2
-    assert device_of_rank("cuda", ranks) == "cuda:0", "counted anew"
+    assert device_of_rank("auto", ranks) == "cuda:2"
     assert device_of_rank("cuda", ALONE) == "cuda"
-    assert [device_of_rank(d, ranks) for d in ("cpu", "cuda:1", "auto")] == [
-        "cpu",
-        "cuda:1",
-        "auto",
-    ]
+    assert [device_of_rank(d, ranks) for d in ("cpu", "cuda:1")] == ["cpu", "cuda:1"]
+    ranks.on_host = 2
+    too_many = "rank 1 is number 3 of its host, which has cuda:0, cuda:2: wanted a card for each"
+    for device in ("cuda", "auto"):
+        with pytest.raises(DeviceError, match=too_many):
+            device_of_rank(device, ranks)
+    assert device_of_rank("cuda:0", ranks) == "cuda:0", "asked for"
+
+
+@pytest.mark.quick
+def test_ranks_without_a_card_are_on_the_cpu_if_any_device_will_do(monkeypatch):
+    def no_cards():
+        raise DeviceError("no CUDA device: unplugged")
+
+    monkeypatch.setattr("pyggml.backends.cuda.cards", no_cards)
+    assert device_of_rank("auto", Second()) == "cpu"
+    with pytest.raises(DeviceError, match="unplugged"):
+        device_of_rank("cuda", Second())
 
 
 def test_the_log_says_which_rank_is_on_which_card(capsys):

@@ -98,7 +98,7 @@ def test_a_gradient_is_the_sum_of_its_batches_in_their_order(n, backend):
         gradient.begin()
         for part in parts[first:end]:
             gradient.next()
-            devices.gather(p.buffers["gradient"])
+            devices.gather(*p.buffers["gradient"])
             assert not p.gradient.any()
             p.gradient[:] = part
         gradient.end(n)

@@ -27,6 +27,7 @@ from pyggml.ops import (
     add_inplace,
     mul,
     mul_mat,
+    narrow,
     rms_norm,
     scale,
     set_rows,
@@ -286,11 +287,24 @@ def test_windows_are_held_with_the_leaf_that_they_look_into():
 @pytest.mark.quick
 def test_a_copy_has_the_axes_in_the_order_of_its_source():
     device = ReferenceBackend({"scale"})
-    x = scale(leaf(np.arange(6, dtype=np.float32).reshape(2, 3)), 1.0)
-    w = leaf(np.arange(8, dtype=np.float32).reshape(4, 2))
-    made = schedule(Graph.of(mul_mat(w, transpose(x))), Devices([device, CPU()]))
+    whole = scale(leaf(np.arange(8, dtype=np.float32).reshape(2, 4)), 1.0)
+    x, w = transpose(narrow(whole, 1, 0, 3)), leaf(np.arange(8, dtype=np.float32).reshape(4, 2))
+    made = schedule(Graph.of(mul_mat(w, x)), Devices([device, CPU()]))
     (copy,) = (c for c in made.copies if c.taker.is_host)
-    assert copy.target.strides == transpose(x).strides == (4, 12)
+    assert x.strides == (4, 16) and copy.target.strides == (4, 12)
+
+
+@pytest.mark.quick
+def test_all_of_a_result_is_copied_once_whatever_shows_it():
+    device, w = ReferenceBackend({"scale"}), leaf(np.arange(8, dtype=np.float32).reshape(4, 2))
+    x = scale(leaf(np.arange(6, dtype=np.float32).reshape(2, 3)), 1.0)
+    y = add(mul_mat(w, transpose(x)), mul_mat(w, transpose(x)))
+    made = schedule(Graph.of(sqr(x), y), Devices([device, CPU()]))
+    (copy,) = (c for c in made.copies if c.taker.is_host)
+    assert copy.source.op is x.op
+    program = bind(made)
+    program()
+    assert program.read(y).tobytes() == run(y)[0].tobytes()
 
 
 # -- which device ---------------------------------------------------------------------------------

@@ -83,6 +83,8 @@ def command(
     threads: int,
     compute: str,
     device: str,
+    gpu_layers: int | str | None,
+    split: tuple[float, ...] | None,
     **given: Any,
 ) -> None:
     """Perplexity, token accuracy and right answers of a model, with 95 % confidence intervals.
@@ -100,6 +102,7 @@ def command(
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     data = [File.read(path, config) for path in data_files(files, config.columns)]
     how = {"threads": threads, "compute": compute, "device": device}
+    how |= {"gpu_layers": gpu_layers, "split": split}
     controls, layers = control_vector or (), control_vector_layers
     check_control_layers(layers, controls)
     _evaluate(subjects(model, lora, others, controls, layers, **how), data, config, as_json)

@@ -26,11 +26,11 @@ from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import (
     ADAPTERS,
-    DEVICE_HELP,
     MODEL_ALIASES,
     SETTINGS,
     Names,
     Size,
+    device_options,
     settings_options,
     words,
 )
@@ -252,13 +252,7 @@ _OPTIONS = [
         "--grad-checkpointing, then a smaller --ctx",
         brief="memory to stay below, such as 4GB",
     ),
-    GroupedOption(
-        ["--device"],
-        metavar="WORD",
-        group="memory",
-        common=True,
-        help=f"{DEVICE_HELP}  [default: cpu]",
-    ),
+    *device_options(),
     _path(
         "--config",
         group="help",

@@ -12,7 +12,7 @@ from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.terminal.hub import data_files, model_file
 from pyggml.cli.terminal.kinds import ADAPTER, MODEL_FILE, FileKind
-from pyggml.cli.terminal.options import adapter_word, given_settings
+from pyggml.cli.terminal.options import WHERE, adapter_word, given_settings
 from pyggml.cli.terminal.paths import beside, check_output, check_space
 from pyggml.cli.terminal.places import Output, inputs_of
 from pyggml.cli.web import report
@@ -89,9 +89,16 @@ class Job:
     dry_run: bool
     max_memory: int | None
     device: str
+    gpu_layers: int | str | None
+    split: tuple[float, ...] | None
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
     previews_only: bool  # without an output, which a preview does not need
     is_forced: bool = False  # whether outputs replace files of any kind
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What computes, as `load` takes it."""
+        return {name: getattr(self, name) for name in WHERE}
 
     @property
     def writes_nothing(self) -> bool:
@@ -209,6 +216,8 @@ def job_of(
         dry_run=bool(given["dry_run"]),
         max_memory=given["max_memory"],
         device=given["device"] or "cpu",
+        gpu_layers=given["gpu_layers"],
+        split=given["split"],
         fixed=fixed,
         previews_only=given["output"] is _PLACEHOLDER and not given["dry_run"],
     )

@@ -11,8 +11,10 @@ from pyggml.cli.terminal.show import row, size
 from pyggml.errors import ConfigError
 from pyggml.generation import Session
 from pyggml.lora import Fit, Trainer, fit
+from pyggml.lora.ranks import Ranks
 from pyggml.lora.trainer.fit import Planner
-from pyggml.lora.trainer.memory import OnDevice
+from pyggml.lora.trainer.memory import OnDevice, held_bytes
+from pyggml.lora.trainer.memory import on_devices as on_each
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
@@ -82,7 +84,21 @@ def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
 
 def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:
     """The parts of the same run on devices that are not the host."""
-    return trainer.on_devices(_cache(trainer.model, n_prompt))
+    return trainer.on_devices(_session(trainer.model, n_prompt).cache)
+
+
+def place(job: Job, trained: Trained, n_prompt: int, planner: Planner, ranks: Ranks) -> None:
+    """Give the devices as many blocks as their memory holds in training, for --gpu-layers auto."""
+    model, p = trained.model, trained.parameters
+    if job.gpu_layers != "auto" or model.placement is None:
+        return
+    cache, held = _session(model, n_prompt).cache, held_bytes(p, job.train, ranks)
+
+    def lack() -> str | None:
+        passes = planner(job.train, job.reading.ctx)
+        return next(filter(None, (d.lacks for d in on_each(passes, p, held, cache))), None)
+
+    model.place_what_fits(lack, job.split or ())
 
 
 def _largest(model: Model) -> int:
@@ -91,7 +107,11 @@ def _largest(model: Model) -> int:
 
 
 def _cache(model: Model, n_prompt: int) -> int:
-    return Session(model, min(n_prompt + N_TOKENS, model.config.n_ctx)).n_bytes
+    return _session(model, n_prompt).n_bytes
+
+
+def _session(model: Model, n_prompt: int) -> Session:
+    return Session(model, min(n_prompt + N_TOKENS, model.config.n_ctx))
 
 
 def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:

@@ -161,7 +161,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     model = trained.model
     summary.say_trained(trained, meanings(base.parts, job.lora.modules or ()))
     check_room(job, trained.parameters, results.n_bytes(trained))
-    job, corpus, prompt = _within_memory(job, base, trained)
+    job, corpus, prompt = _within_memory(job, base, trained, ranks)
     if not has_chats(corpus):
         job = replace(job, reading=replace(job.reading, chat_template=told))
     if faults := unused_by_rows(corpus, job.reading):
@@ -177,6 +177,8 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     )
     if job.resume is not None:
         _resume(trainer, job.resume)
+    if model.placement is not None:
+        row("layers", str(model.placement))
     summary.say_memory(trainer.reserve(), job.train)
     summary.say_steps(trainer, job.fixed)
     summary.say_ranks(trainer, job.device)
@@ -204,8 +206,11 @@ def _resume(trainer: Trainer, path: Path) -> None:
         raise CheckpointError([*error.faults, may], error.about) from error
 
 
-def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus, np.ndarray]:
-    """The job as its limit of memory settles it, its windows, and the prompt of the answers."""
+def _within_memory(
+    job: Job, base: Model, trained: Trained, ranks: Ranks
+) -> tuple[Job, Corpus, np.ndarray]:
+    """The job as its limit of memory settles it, its windows, and the prompt of the answers. The
+    model's blocks are where there is memory for them."""
     model, wanted = trained.model, job.prompt
 
     @cache
@@ -221,6 +226,7 @@ def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus
         ).passes
 
     job = memory.within(job, trained, len(prompt(job.reading.ctx)), planner)
+    memory.place(job, trained, len(prompt(job.reading.ctx)), planner, ranks)
     return job, corpus(job.reading.ctx), prompt(job.reading.ctx)
 
 
@@ -289,7 +295,7 @@ def _show_answers(
 def _load(job: Job, compute: str) -> Model:
     """The model from which the run starts."""
     files = [*(job.below or ()), *([] if job.init is None else [(job.init, 1.0)])]
-    model = load(job.model, files, compute, device=job.device)
+    model = load(job.model, files, compute, **job.where)
     model.release = job.max_memory is not None
     return model
 
@@ -329,7 +335,7 @@ def _reload(job: Job, below: Sequence[Any], model: Model) -> Model:
     that it was, which needs no warning here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*was trained on another model", RuntimeWarning)
-        return load(job.output, below, model.compute, device=job.device)
+        return load(job.output, below, model.compute, **job.where)
 
 
 def _train(

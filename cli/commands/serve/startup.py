@@ -22,6 +22,7 @@ from pyggml.cli.commands.serve.voices import Voice, Voices
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
+from pyggml.cli.terminal.options import WHERE, say_placement
 from pyggml.cli.terminal.show import progress_lines, row, say, size
 from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import LOOPBACK, Access
@@ -95,7 +96,10 @@ class Opener:
 
     def voice(self, name: str, path: Path) -> Voice:
         """A model without adapters. Raises as `pyggml.load` does, and for what does not fit it."""
-        model = load(path, compute=self.given["compute"], device=self.given["device"])
+        model = load(
+            path, compute=self.given["compute"], **{name: self.given[name] for name in WHERE}
+        )
+        say_placement(model)
         compile_form(self.sampling, model.tokenizer)  # one that is none is refused now
         choice = choose_template(model.tokenizer, (), self.given["chat_template"])
         voice = Voice(name, model, _chats(model, choice.wanted, self.given), self._n_ctx(model))

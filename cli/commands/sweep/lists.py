@@ -14,14 +14,14 @@ import click
 from pyggml.cli.commands.finetune.job import AUTO, SETTINGS_FLAGS, Job, job_of
 from pyggml.cli.terminal.exit import option
 from pyggml.cli.terminal.kinds import FileKind
-from pyggml.cli.terminal.options import ListType, ValueList
+from pyggml.cli.terminal.options import WHERE, ListType, ValueList
 from pyggml.errors import ConfigError
 from pyggml.files import read_bytes, replacing
 
 MOST_RUNS = 1000
 BESIDE = "sweep.json"
 _MOST_BYTES = 1 << 20
-_OWN = ("output", "checkpoint_dir", "resume", "cache_dir", "threads", "max_memory", "device")
+_OWN = ("output", "checkpoint_dir", "resume", "cache_dir", "threads", "max_memory", *WHERE)
 _WHOLE = ("dir", "kwargs", "columns", "template")  # ends of settings whose values may have commas
 
 
