@@ -28,7 +28,7 @@ from pyggml.errors import (
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F16, F32, DType
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Tensor, zeros
 from pyggml.kernels.gemm import FASTEST
 from pyggml.kernels.kernel import Compute
 from pyggml.models import (
@@ -158,7 +158,7 @@ class Model:
         inputs = Inputs.empty(min(512, c.n_ctx), with_rows=True)
         n = min(4096, c.n_ctx)
         kinds = dict.fromkeys(decoder.rows(), F32 if self.compute == "f32" else F16)
-        cache = Cache.empty(decoder.rows(), decoder.state(), n, n, kinds)
+        cache = Cache.empty(decoder.rows(), decoder.state(), n, n, kinds, zeros)
         self.group({**cache.rows, **cache.state})
         if decoder.has_output:
             out = build(self.parts, inputs, self.adapters, cache)

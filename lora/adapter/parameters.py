@@ -89,8 +89,7 @@ class Parameters:
                 self.tensors[name] = self._half(name, shape, halves[name])
             else:
                 self.tensors[name] = self._window("data", in_data[name], shape, name)
-            gradient = self._window("gradient", self._starts[name], shape, f"d({name})")
-            self.gradients[name] = gradient
+            self.gradients[name] = self._window("gradient", self._starts[name], shape, f"d({name})")
         self._blocks = {name: zeros(shapes[name], d, name) for name, d in (types or {}).items()}
         self.operands = self.tensors | self._blocks
         self._set_constants(constants or {})
