@@ -603,15 +603,15 @@ def _place(
     devices = [b for b in model.devices.backends if not b.is_host]
     n = n_all if gpu_layers in ("all", "auto") else gpu_layers
     if isinstance(n, str) or n < 0:
-        wanted = "wanted the number of blocks on the device, all or auto"
-        raise ConfigError([("gpu_layers", f"is {gpu_layers}, {wanted}")])
+        choice = "wanted the number of blocks on the device, all or auto"
+        raise ConfigError([("gpu_layers", f"is {gpu_layers}, {choice}")])
     if not devices and device == "auto":
         about = f"gpu_layers is {gpu_layers}, and no card can be used: the CPU computes all blocks"
         warnings.warn(about, RuntimeWarning, stacklevel=3)
         return None
     if not devices:
-        wanted = "wanted a device beside the CPU: device cuda, webgpu or auto"
-        raise ConfigError([("gpu_layers", f"is {gpu_layers}, {wanted}")])
+        choice = "wanted a device beside the CPU: device cuda, webgpu or auto"
+        raise ConfigError([("gpu_layers", f"is {gpu_layers}, {choice}")])
     if gpu_layers == "auto":
         return model.place_what_fits(model.lack_in_use, shares)
     if n >= n_all and len(devices) == 1 and not shares:

@@ -21,9 +21,9 @@ def device_of_rank(device: str, ranks: Ranks) -> str:
             return "cpu"
         raise
     if ranks.on_host >= len(numbers):
-        found = ", ".join(f"cuda:{number}" for number in numbers)
+        here = ", ".join(f"cuda:{number}" for number in numbers)
         raise DeviceError(
-            f"rank {ranks.rank} is number {ranks.on_host + 1} of its host, which has {found}: "
+            f"rank {ranks.rank} is number {ranks.on_host + 1} of its host, which has {here}: "
             f"wanted a card for each rank, or --device cuda:{numbers[0]} for all of them"
         )
     return f"cuda:{numbers[ranks.on_host]}"
