@@ -6,9 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml.alloc.usage import bytes_at
-from pyggml.backward import Keep, build_backward, rematerialise, round_large, training_graph
+from pyggml.backward import (
+    Keep,
+    build_backward,
+    rematerialise,
+    round_gradients,
+    round_large,
+    training_graph,
+)
 from pyggml.backward.recompute import made_again
-from pyggml.backward.rounding import round_gradients
 from pyggml.graph import Graph, Notes, reachable
 from pyggml.graph.dtypes import BF16, F32, I32
 from pyggml.graph.op import SAVED
