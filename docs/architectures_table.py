@@ -167,7 +167,9 @@ _ENCODERS = """
 
 {names} embed texts (`pyggml embed`, `/v1/embeddings`) and predict no token. Their vectors, and
 the scores of those with a classifier, are llama.cpp's (NMSE below 1e-11, behind its table of GELUs
-below 3e-7); the gradient of every tensor is a slope in float64. They may be trained like others.
+below 3e-7). Vectors of `bert`, `nomic-bert`, `modern-bert`, `gemma-embedding` and `qwen3`, and
+gradients of all their weights, are PyTorch's (transformers; below 1e-11 and 1e-9); every other
+encoder's gradients are slopes in float64. They may be trained like others.
 """
 _HEAD = """# Architectures
 

@@ -58,7 +58,8 @@ def test_a_model(plugins):
     whole = next(block for block in blocks_of("adding-a-model.md") if "LAYER_SCALE" in block)
     (plugins / "pasted.py").write_text(whole + ENTER_MODEL, "utf-8")
     files = ("tests/models", "tests/backward/test_full_model.py")
-    assert run_tests(ROOT, *files, "-k", "layer-scale", plugins=plugins) >= 10
+    every = ("-m", "slow or not slow")  # of passes and caches, which are tried on few kinds else
+    assert run_tests(ROOT, *files, *every, "-k", "layer-scale", plugins=plugins) >= 10
 
 
 def test_the_shortest_model_is_llama_without_experts():

@@ -25,7 +25,7 @@ from pyggml.graph.verify import (
     verify,
     verifying,
 )
-from pyggml.lora import LoraConfig, attach
+from pyggml.lora import LoraConfig, attach, train_tensors
 from pyggml.lora.trainer.passes import Passes
 from pyggml.ops import (
     OPS,
@@ -145,6 +145,7 @@ def made():
         for module in ("pyggml.graph.verify", "pyggml.runtime.schedule"):
             patch.setattr(sys.modules[module], "verify", note)
         train("qwen3-F16")
+        train("qwen3-F16", begin=lambda model: train_tensors(model, ["*"]))
         if has_cuda():
             from dry_card import DryCard
 
@@ -167,12 +168,11 @@ def has_cuda():
     return True
 
 
-def train(name, *backends):
+def train(name, *backends, begin=lambda model: attach(model, LoraConfig(rank=4))):
     """Build and plan the graphs of a step, with large tensors kept as BF16."""
     path = next(GOLDEN.glob(f"*/{name}.gguf"))
-    model = pyggml.load(path, compute="bf16", backends=backends)
-    adapter = attach(model, LoraConfig(rank=4))
-    Passes(adapter.model, adapter.parameters, 32)
+    trained = begin(pyggml.load(path, compute="bf16", backends=backends))
+    Passes(trained.model, trained.parameters, 32)
 
 
 def test_every_pass_is_verified(made):
