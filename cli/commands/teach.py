@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from pyggml import load, threads
+from pyggml.cli.terminal.devices import say_placement
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import data_files
@@ -17,7 +18,6 @@ from pyggml.cli.terminal.options import (
     given_settings,
     in_group,
     model_option,
-    say_placement,
     settings_options,
 )
 from pyggml.cli.terminal.paths import check_space

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 import click
 
+from pyggml.cli.terminal.devices import DEVICES, WHERE, say_placement
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.hub import MODEL, model_file
 from pyggml.cli.terminal.places import FileWord, Reads
-from pyggml.cli.terminal.show import say_progress
 from pyggml.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -155,86 +155,12 @@ compute_option = click.option(
     help="precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
     "this CPU has",
 )
-DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
-
-
-class LayerCount(click.ParamType):
-    """A number of blocks, all or auto."""
-
-    name = "layers"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        text = str(value)
-        if text in ("all", "auto"):
-            return text
-        if not text.isascii() or not text.isdecimal():
-            self.fail(f"is {text!r}, wanted a number of blocks from 0 on, all or auto", param, ctx)
-        return int(text)
-
-
-class Shares(click.ParamType):
-    """Numbers of which each is a share of all: 3,1."""
-
-    name = "shares"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(map(float, value if isinstance(value, list) else str(value).split(",")))
-        except (TypeError, ValueError):
-            self.fail(f"is {value!r}, wanted a share for each device, such as 3,1", param, ctx)
-
-
-_DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
-    "device": (
-        ["--device"],
-        {
-            "metavar": "WORD",
-            "help": f"{DEVICE_HELP}; of several, as cuda:0,cuda:1, each computes some blocks  "
-            "[default: cpu]",
-            "brief": DEVICE_HELP,
-            "common": True,
-        },
-    ),
-    "gpu_layers": (
-        ["-ngl", "--gpu-layers"],
-        {
-            "type": LayerCount(),
-            "metavar": "N",
-            "aliases": ["n-gpu-layers"],
-            "help": "so many of the last blocks are the device's, the others the CPU's: a number, "
-            "all, or auto, as many as the device has memory for; one more than there are takes the "
-            "output too  [default: all]",
-        },
-    ),
-    "split": (
-        ["--split"],
-        {
-            "type": Shares(),
-            "metavar": "A,B",
-            "aliases": ["tensor-split"],
-            "help": "the share of these blocks that each of several devices has, such as 3,1  "
-            "[default: as much as each has free]",
-        },
-    ),
-}
-WHERE = (*_DEVICES,)  # what `load` takes of these
-
-
-def device_options() -> list[GroupedOption]:
-    """--device, --gpu-layers and --split, None where they are not given."""
-    return [GroupedOption([*n], group="memory", **about) for n, about in _DEVICES.values()]
 
 
 def compute_options(function: F) -> F:
     """--threads, --compute, --device, --gpu-layers and --split."""
     for name in reversed(WHERE):
-        names, about = _DEVICES[name]
+        names, about = DEVICES[name]
         default = "cpu" if name == "device" else None
         option = click.option(*names, cls=GroupedOption, group="memory", default=default, **about)
         function = option(function)
@@ -287,12 +213,6 @@ class ModelSource:
         from pyggml import load
 
         return None if path is None else load(path, compute=self.compute, device=self.device)
-
-
-def say_placement(model: Model) -> None:
-    """Print which device computes which of a model's blocks, if several do."""
-    if model.placement is not None:
-        say_progress(f"layers: {model.placement}")
 
 
 def read_control(path: Path, layers: tuple[int, int] | None) -> ControlVector:

@@ -91,12 +91,12 @@ def _of_narrow(t: Tensor, narrow: dict[Tensor, Tensor]) -> Tensor:
     """The product with x in BF16; x's copies are in `narrow`."""
     x = t.src[0]
     if x not in narrow:
-        narrow[x] = _narrowed(x)
+        narrow[x] = _in_bf16(x)
     return OUT_PROD(narrow[x], t.src[1])
 
 
-def _narrowed(x: Tensor) -> Tensor:
+def _in_bf16(x: Tensor) -> Tensor:
     """x in BF16: what it was widened from, if it was."""
     if x.op is CPY and x.src[0].dtype is BF16:
         return x.src[0]
-    return reshape(_narrowed(x.src[0]), x.shape) if x.op is RESHAPE else cpy(x, BF16)
+    return reshape(_in_bf16(x.src[0]), x.shape) if x.op is RESHAPE else cpy(x, BF16)

@@ -142,7 +142,7 @@ class Speculator:
         alone: feeds the only slot where nothing is drafted, with less done around a pass.
         """
         writes = len(answers) == len(pieces) and all(each.tokens for each in answers.values())
-        guesses = self._guessed(pieces, answers) if writes else {}
+        guesses = self._answers_to_guess(pieces, answers) if writes else {}
         drafts = self._drafts(pieces, guesses) if guesses else {}
         fed = {s: [*ids, *drafts[s]] if s in drafts else ids for s, ids in pieces.items()}
         start = perf_counter()
@@ -188,7 +188,7 @@ class Speculator:
 
     # -- drafts -----------------------------------------------------------------------------
 
-    def _guessed(
+    def _answers_to_guess(
         self, pieces: Mapping[Slot, Tokens], answers: Mapping[Slot, Completion]
     ) -> dict[Slot, Completion]:
         """The answers of which tokens are guessed in this pass; unasked, of one that is alone."""

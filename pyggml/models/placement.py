@@ -50,7 +50,7 @@ class Placement:
         shares = tuple(shares) or _free(devices)
         if len(shares) != len(devices) or not all(0 <= s < inf for s in shares) or not any(shares):
             given = ",".join(f"{share:g}" for share in shares)
-            shape = f"a share from 0 on for each of {_listed([d.name for d in devices])}"
+            shape = f"a share from 0 on for each of {_join([d.name for d in devices])}"
             raise ConfigError([("split", f"is {given}, wanted {shape}, not all of them 0")])
         n_layers = min(n_layers, n_blocks + 1)
         ends = [end / sum(shares) for end in accumulate(shares)]
@@ -72,7 +72,7 @@ class Placement:
                 ends = dict.fromkeys((blocks[0], blocks[-1]))
                 words.append(f"block{'s' * (len(ends) > 1)} {' to '.join(ends)}")
             words += ["the output"] if OUTPUT in every else []
-        texts = (f"{device.name}: {_listed(words)}" for device, words in parts.items())
+        texts = (f"{device.name}: {_join(words)}" for device, words in parts.items())
         return "; ".join(filter(None, (*texts, self.why)))
 
 
@@ -104,5 +104,5 @@ def _free(devices: Sequence[Backend]) -> tuple[float, ...]:
     return tuple(free) if 0 < sum(free) < inf else (1.0,) * len(devices)
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

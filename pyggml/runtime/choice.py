@@ -96,8 +96,8 @@ def _several(words: Sequence[str], compute: str) -> list[Backend]:
     """A device for each word. ConfigError for one that is not named once, or no device."""
     for i, word in enumerate(words):
         if word in ("cpu", "auto", ""):
-            wanted = "wanted devices beside the CPU, such as cuda:0,cuda:1"
-            raise ConfigError([("device", f"is {','.join(words)!r}, {wanted}")])
+            choice = "wanted devices beside the CPU, such as cuda:0,cuda:1"
+            raise ConfigError([("device", f"is {','.join(words)!r}, {choice}")])
         if word in words[:i]:
             raise ConfigError([("device", f"names {word} twice, wanted another one")])
     devices = [device for word in words for device in backends_of(word, compute)]

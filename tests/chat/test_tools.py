@@ -1,6 +1,7 @@
 """Calls of tools as models write them: found by a template's probe, read, and held to a grammar."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -356,7 +357,7 @@ def test_no_text_of_an_argument_ends_it(word):
 
 def test_of_calls_alone_what_was_cut_off_before_its_arguments_is_no_content():
     text = f"\n\n{CALL}\n<tool_call>\n{{ "
-    reader = lambda: AnswerReader(of("Hermes"), [TOOL], THINK, calls_alone=True)  # noqa: E731
+    reader = partial(AnswerReader, of("Hermes"), [TOOL], THINK, calls_alone=True)
     assert reads(reader, text) == ("", "", ONE)
     assert reads(reader, f"<think>Hm.</think>{text}") == ("Hm.", "", ONE)
     assert "tool_call" in reads(reader_of(of("Hermes")), text)[1]

@@ -11,7 +11,7 @@ from pyggml.backends.webgpu import adapter_name
 from pyggml.cli.__main__ import COMMANDS, command
 from pyggml.cli.commands.finetune import memory
 from pyggml.cli.commands.serve import startup
-from pyggml.cli.terminal.options import DEVICE_HELP
+from pyggml.cli.terminal.devices import DEVICE_HELP
 from pyggml.errors import ConfigError, DeviceError, DeviceLostError, DeviceMemoryError
 from pyggml.lora import Trainer
 from pyggml.runtime.choice import WANTED, backends_of

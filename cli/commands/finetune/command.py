@@ -20,6 +20,7 @@ from pyggml.cli.commands.finetune.job import (
 )
 from pyggml.cli.commands.finetune.memory import memory_settings
 from pyggml.cli.commands.finetune.stages import Measure, Watcher, run
+from pyggml.cli.terminal.devices import device_options
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
@@ -30,7 +31,6 @@ from pyggml.cli.terminal.options import (
     SETTINGS,
     Names,
     Size,
-    device_options,
     settings_options,
     words,
 )

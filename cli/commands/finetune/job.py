@@ -10,9 +10,10 @@ import click
 
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
+from pyggml.cli.terminal.devices import WHERE
 from pyggml.cli.terminal.hub import data_files, model_file
 from pyggml.cli.terminal.kinds import ADAPTER, MODEL_FILE, FileKind
-from pyggml.cli.terminal.options import WHERE, adapter_word, given_settings
+from pyggml.cli.terminal.options import adapter_word, given_settings
 from pyggml.cli.terminal.paths import beside, check_output, check_space
 from pyggml.cli.terminal.places import Output, inputs_of
 from pyggml.cli.web import report

@@ -20,9 +20,9 @@ from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.commands.serve.service import Service
 from pyggml.cli.commands.serve.voices import Voice, Voices
 from pyggml.cli.terminal.chat_templates import choose_template
+from pyggml.cli.terminal.devices import WHERE, say_placement
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
-from pyggml.cli.terminal.options import WHERE, say_placement
 from pyggml.cli.terminal.show import progress_lines, row, say, size
 from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import LOOPBACK, Access

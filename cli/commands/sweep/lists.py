@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from pyggml.cli.commands.finetune.job import AUTO, SETTINGS_FLAGS, Job, job_of
+from pyggml.cli.terminal.devices import WHERE
 from pyggml.cli.terminal.exit import option
 from pyggml.cli.terminal.kinds import FileKind
-from pyggml.cli.terminal.options import WHERE, ListType, ValueList
+from pyggml.cli.terminal.options import ListType, ValueList
 from pyggml.errors import ConfigError
 from pyggml.files import read_bytes, replacing
 

@@ -1,0 +1,95 @@
+"""Options of where a model is computed: --device, --gpu-layers and --split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyggml.cli.terminal.help import GroupedOption
+from pyggml.cli.terminal.show import say_progress
+
+if TYPE_CHECKING:
+    from pyggml.model import Model
+
+DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
+
+
+class LayerCount(click.ParamType):
+    """A number of blocks, all or auto."""
+
+    name = "layers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        text = str(value)
+        if text in ("all", "auto"):
+            return text
+        if not text.isascii() or not text.isdecimal():
+            self.fail(f"is {text!r}, wanted a number of blocks from 0 on, all or auto", param, ctx)
+        return int(text)
+
+
+class Shares(click.ParamType):
+    """Numbers of which each is a share of all: 3,1."""
+
+    name = "shares"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(map(float, value if isinstance(value, list) else str(value).split(",")))
+        except (TypeError, ValueError):
+            self.fail(f"is {value!r}, wanted a share for each device, such as 3,1", param, ctx)
+
+
+DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+    "device": (
+        ["--device"],
+        {
+            "metavar": "WORD",
+            "help": f"{DEVICE_HELP}; of several, as cuda:0,cuda:1, each computes some blocks  "
+            "[default: cpu]",
+            "brief": DEVICE_HELP,
+            "common": True,
+        },
+    ),
+    "gpu_layers": (
+        ["-ngl", "--gpu-layers"],
+        {
+            "type": LayerCount(),
+            "metavar": "N",
+            "aliases": ["n-gpu-layers"],
+            "help": "so many of the last blocks are the device's, the others the CPU's: a number, "
+            "all, or auto, as many as the device has memory for; one more than there are takes the "
+            "output too  [default: all]",
+        },
+    ),
+    "split": (
+        ["--split"],
+        {
+            "type": Shares(),
+            "metavar": "A,B",
+            "aliases": ["tensor-split"],
+            "help": "the share of these blocks that each of several devices has, such as 3,1  "
+            "[default: as much as each has free]",
+        },
+    ),
+}
+WHERE = (*DEVICES,)  # what `load` takes of these
+
+
+def device_options() -> list[GroupedOption]:
+    """--device, --gpu-layers and --split, None where they are not given."""
+    return [GroupedOption([*n], group="memory", **about) for n, about in DEVICES.values()]
+
+
+def say_placement(model: Model) -> None:
+    """Print which device computes which of a model's blocks, if several do."""
+    if model.placement is not None:
+        say_progress(f"layers: {model.placement}")
