@@ -31,7 +31,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from itertools import count, islice, product
+from itertools import chain, count, islice, product
 from math import inf, prod
 from pathlib import Path
 from statistics import median
@@ -187,7 +187,7 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     parameters, numbers = adapter.parameters, count(1)
     passes = Passes(adapter.model, parameters, n, n_ctx)
     batch, taken, first = random_batch(n_sequences, n_ctx, model.config.n_vocab), [], 0.0
-    with model.devices.holding(*parameters.buffers.values()):
+    with model.devices.holding(*chain(*parameters.buffers.values())):
         optimiser = FlatAdamW(parameters, TrainConfig(), model.devices)
         gradient = StepGradient(parameters, model.devices, ALONE)
 

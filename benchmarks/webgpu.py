@@ -27,7 +27,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -167,7 +167,7 @@ def steps(card: Card, file: str, options: Any) -> float:
     parameters = adapter.parameters
     passes = Passes(adapter.model, parameters, n)
     batch, taken = random_batch(1, n, model.config.n_vocab), []
-    with model.devices.holding(*parameters.buffers.values()):
+    with model.devices.holding(*chain(*parameters.buffers.values())):
         optimiser = FlatAdamW(parameters, TrainConfig(), model.devices)
         gradient = StepGradient(parameters, model.devices, ALONE)
         for i in islice(numbers, options.steps + 2):
