@@ -9,7 +9,7 @@ from extras import reason
 from pyggml.ops import OPS
 
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
-from pyggml.backends.cuda.ops import norm_rope
+from pyggml.backends.cuda.ops.norm import norm_rope
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 
 pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has other kernels")

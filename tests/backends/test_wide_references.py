@@ -145,7 +145,7 @@ def test_experts_in_tiles_are_what_they_are_one_by_one():
 )
 def test_a_loss_whose_matrix_stays_unpacked(loss, softcap):
     """Losses, rows with their target on top, and gradients are those of the plain loss."""
-    from pyggml.backends.cuda.ops.head import with_lasting_matrix
+    from pyggml.backends.cuda.ops.loss.head import with_lasting_matrix
 
     source = Source()
     h, w = source.numbers(M, K), source.draw_packed(N, K)

@@ -74,8 +74,8 @@ class DeviceKernel(Generic[SiteT, Bound, OfDevice]):
 class KernelTable(Generic[KernelT]):
     """The kernels of a device by the name of their op.
 
-    The modules of a package, and `others`, enter their own when they are imported: at the first
-    call of `kernels`.
+    The modules of a package and of its rooms, and `others`, enter their own when they are imported:
+    at the first call of `kernels`.
     """
 
     def __init__(self, package: str, *others: str) -> None:
@@ -91,7 +91,7 @@ class KernelTable(Generic[KernelT]):
     def kernels(self) -> dict[str, KernelT]:
         """All kernels by the op's name."""
         package = importlib.import_module(self._package)
-        names = (module.name for module in pkgutil.iter_modules(package.__path__))
-        for module in (*self._others, *(f"{self._package}.{name}" for name in names)):
+        walked = pkgutil.walk_packages(package.__path__, f"{self._package}.")
+        for module in (*self._others, *(module.name for module in walked)):
             importlib.import_module(module)
         return self._kernels

@@ -7,8 +7,8 @@ from card_patterns import own_ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.gemm.cublas import has_cublas
-from pyggml.backends.cuda.ops.by_row import holds_rows
 from pyggml.backends.cuda.ops.lora import wide
+from pyggml.backends.cuda.ops.norm.by_row import holds_rows
 from pyggml.backends.cuda.runtime.kernel import bf16_op
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED

@@ -7,7 +7,7 @@ from pyggml import ops as matrix_ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.gemm import grouped
-from pyggml.backends.cuda.ops import experts
+from pyggml.backends.cuda.ops.experts import products as experts
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import DTYPES

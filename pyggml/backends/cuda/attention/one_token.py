@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four
 from pyggml.backends.cuda.code.jit import device
-from pyggml.backends.cuda.ops.norm_rope import HEAD, angles, normed_and_turned
+from pyggml.backends.cuda.ops.norm.norm_rope import HEAD, angles, normed_and_turned
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph.dtypes import F16

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, Factor, path_of
-from pyggml.backends.cuda.ops.layout import copy_of
+from pyggml.backends.cuda.ops.layout.copies import copy_of
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn

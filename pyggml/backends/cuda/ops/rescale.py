@@ -16,7 +16,7 @@ from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, path_of
-from pyggml.backends.cuda.ops.rows import no_such_row
+from pyggml.backends.cuda.ops.layout.rows import no_such_row
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows

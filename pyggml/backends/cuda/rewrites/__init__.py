@@ -10,19 +10,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyggml.backends.cuda.gemm.cublas import has_cublas
-from pyggml.backends.cuda.ops.few import NORM_GATED, NORM_PRODUCT, NORM_PRODUCTS, PRODUCT_ADD
-from pyggml.backends.cuda.ops.few_experts import (
+from pyggml.backends.cuda.ops.generation.experts import (
     EXPERTS_GATED,
     EXPERTS_SUM,
     EXPERTS_WEIGHTED,
 )
+from pyggml.backends.cuda.ops.generation.heads import ATTENDED_HEADS, HEADS
+from pyggml.backends.cuda.ops.generation.next_token import LIKELIEST_ADVANCE
+from pyggml.backends.cuda.ops.generation.products import (
+    NORM_GATED,
+    NORM_PRODUCT,
+    NORM_PRODUCTS,
+    PRODUCT_ADD,
+)
+from pyggml.backends.cuda.ops.generation.router import EXPERTS_NORM_ROUTER, EXPERTS_ROUTER
 from pyggml.backends.cuda.ops.glu import SWIGLU_BACKS
-from pyggml.backends.cuda.ops.heads import ATTENDED_HEADS, HEADS
-from pyggml.backends.cuda.ops.next_token import LIKELIEST_ADVANCE
-from pyggml.backends.cuda.ops.norm_mul import ADD_COPY_NORM, ADD_NORM, NORM_BACK_ADD
-from pyggml.backends.cuda.ops.norm_rope import NORM_ROPE, ROPE_BACK_NORM_BACK
+from pyggml.backends.cuda.ops.norm.norm_mul import ADD_COPY_NORM, ADD_NORM, NORM_BACK_ADD
+from pyggml.backends.cuda.ops.norm.norm_rope import NORM_ROPE, ROPE_BACK_NORM_BACK
 from pyggml.backends.cuda.ops.products import OUT_PROD_SCALED, PRODUCT_SCALED
-from pyggml.backends.cuda.ops.router import EXPERTS_NORM_ROUTER, EXPERTS_ROUTER
 from pyggml.backends.cuda.rewrites.expert_units import EXPERT_UNITS
 from pyggml.backends.cuda.rewrites.formulas import FORMULA
 from pyggml.backends.cuda.rewrites.gated_gradients import GATED

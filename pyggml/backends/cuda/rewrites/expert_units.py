@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pyggml.backends.cuda.ops.expert_units import UNIT_GRADIENTS, WEIGHTED_UNIT
-from pyggml.backends.cuda.ops.experts import in_tiles
+from pyggml.backends.cuda.ops.experts.products import in_tiles
+from pyggml.backends.cuda.ops.experts.units import UNIT_GRADIENTS, WEIGHTED_UNIT
 from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.rewrites.gated_gradients import bfloat16_copy
 from pyggml.backends.cuda.runtime.kernel import again, bf16_op, is_of

@@ -12,8 +12,8 @@ Copies to BF16, and of BF16 to F32, of which nothing is left to do are left out.
 from dataclasses import replace
 
 from pyggml.backends.cuda.attention import TENSOR, path_of
-from pyggml.backends.cuda.ops.by_row import holds_rows
-from pyggml.backends.cuda.ops.experts import in_tiles
+from pyggml.backends.cuda.ops.experts.products import in_tiles
+from pyggml.backends.cuda.ops.norm.by_row import holds_rows
 from pyggml.backends.cuda.runtime.kernel import OwnOp, bf16_op, is_of
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyggml.alloc import plan
-from pyggml.backends.cuda.ops.head import LOSSES, unpacked_bytes, with_lasting_matrix
 from pyggml.backends.cuda.ops.lora.products import lasting_bytes
+from pyggml.backends.cuda.ops.loss.head import LOSSES, unpacked_bytes, with_lasting_matrix
 from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.graph import Graph
 from pyggml.graph.arrays import is_constant

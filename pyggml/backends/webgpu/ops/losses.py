@@ -1,6 +1,6 @@
 """Losses of rows of logits: the sums of the rows' losses, and their weights in a mean.
 
-`LossViews` are rows with several targets, as cards have them (pyggml/backends/cuda/ops/losses.py).
+`LossViews` are rows with several targets, as cards have them (`cuda/ops/loss/losses.py`).
 """
 
 from collections.abc import Sequence

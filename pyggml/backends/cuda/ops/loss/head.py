@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, Factor, path_of
-from pyggml.backends.cuda.ops.losses import (
+from pyggml.backends.cuda.ops.loss.losses import (
     LossRows,
     gradients_of,
     loss_rows,

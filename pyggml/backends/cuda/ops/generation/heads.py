@@ -16,7 +16,7 @@ from pyggml.backends.cuda.attention.one_token import Token, serves
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_sum
-from pyggml.backends.cuda.ops.rows import faults_of_rows
+from pyggml.backends.cuda.ops.layout.rows import faults_of_rows
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.jit import kernel
-from pyggml.backends.cuda.ops.layout import conversion
+from pyggml.backends.cuda.ops.layout.copies import conversion
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element

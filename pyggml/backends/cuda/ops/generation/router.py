@@ -20,7 +20,7 @@ from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_max, warp_sum
-from pyggml.backends.cuda.ops.few import reads_norm
+from pyggml.backends.cuda.ops.generation.products import reads_norm
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,

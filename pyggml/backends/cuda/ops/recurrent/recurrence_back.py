@@ -18,7 +18,18 @@ import numpy as np
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, lanes_sum
-from pyggml.backends.cuda.ops.recurrence import A, B, Factors, K, R, W, along, clear, power, steps
+from pyggml.backends.cuda.ops.recurrent.recurrence import (
+    A,
+    B,
+    Factors,
+    K,
+    R,
+    W,
+    along,
+    clear,
+    power,
+    steps,
+)
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import launch

@@ -1,7 +1,7 @@
 """Experts of few rows with what stands around them in generation: gate, weights, sum.
 
 A token waits for launches: so gate, up, their unit and the weights are one, the sum over experts
-and the residual another. Which experts they are is ops/router.py's.
+and the residual another. Which experts they are is router.py's.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import load_four, store_four, sum_of_fours, vectorizable
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.gemm.few_experts import expert_products
-from pyggml.backends.cuda.ops.experts import are_few, few_rows
+from pyggml.backends.cuda.ops.experts.products import are_few, few_rows
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,

@@ -22,8 +22,8 @@ from pyggml.backends.cuda.code.formulas import LOG2_E, device_formula, softcap, 
 from pyggml.backends.cuda.code.fours import load_four
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
-from pyggml.backends.cuda.ops.by_row import rows_call, target_fault
-from pyggml.backends.cuda.ops.layout import copy_of
+from pyggml.backends.cuda.ops.layout.copies import copy_of
+from pyggml.backends.cuda.ops.norm.by_row import rows_call, target_fault
 from pyggml.backends.cuda.ops.reduce import row_sums
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite

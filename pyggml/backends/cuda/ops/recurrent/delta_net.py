@@ -6,8 +6,8 @@ import numpy as np
 
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward, several_states
-from pyggml.backends.cuda.ops.recurrence_back import Gradient
+from pyggml.backends.cuda.ops.recurrent.recurrence import Factors, bind_forward, several_states
+from pyggml.backends.cuda.ops.recurrent.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element

@@ -15,7 +15,7 @@ from pyggml.backends.cuda.code.blocks import first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
-from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float, fill
+from pyggml.backends.cuda.ops.layout.copies import as_it_is, bf16_to_float, fill
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pyggml.backends.cuda.code.jit import kernel
-from pyggml.backends.cuda.ops.by_row import rows_call
+from pyggml.backends.cuda.ops.norm.by_row import rows_call
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element

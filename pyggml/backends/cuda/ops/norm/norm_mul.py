@@ -17,7 +17,7 @@ from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import lies_in_fours
 from pyggml.backends.cuda.code.jit import kernel
-from pyggml.backends.cuda.ops.by_row import holds_rows, rows_call
+from pyggml.backends.cuda.ops.norm.by_row import holds_rows, rows_call
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite

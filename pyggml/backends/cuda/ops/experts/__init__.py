@@ -1,0 +1,1 @@
+"""Products of experts in a step, and the gated units between them."""

@@ -1,0 +1,1 @@
+"""Numbers moved: copies, rows by their numbers, orders; and what positions make."""

@@ -1,0 +1,1 @@
+"""Losses of rows of logits; the output layer and the loss in one."""

@@ -1,0 +1,1 @@
+"""Ops that reduce a row: norms, softmax, fusions with them."""
