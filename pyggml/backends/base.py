@@ -85,6 +85,12 @@ class Backend(ABC):
         """Set a tensor's numbers. `values` has its shape, and a type that NumPy casts to its
         own."""
 
+    def load(self, pairs: Sequence[tuple[Tensor, np.ndarray]]) -> None:
+        """Set the numbers of many tensors, such as weights, to those of arrays of the same shape,
+        type and strides."""
+        for tensor, values in pairs:
+            self.write(tensor, values)
+
     def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:
         """A call that sets a tensor's numbers to those that an array holds when it is called.
 

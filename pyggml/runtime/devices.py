@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU
-from pyggml.graph.arrays import array, detach, is_constant
+from pyggml.graph.arrays import array, detach
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I8
 from pyggml.graph.op import SEEN
@@ -146,9 +146,18 @@ class Devices:
         taker.write(self.copy_of(leaf, taker), values)
         newest.add(taker)
         self.n_moves += self.holds(leaf)
-        let_go = giver.release(leaf) if is_constant(leaf) else None
-        if let_go is not None:
-            let_go()
+
+    def load(self, leaves: Iterable[Tensor], backend: Backend) -> None:
+        """Copy constant leaves, which the host has, into this backend's memory, all together."""
+        if backend.is_host:
+            return
+        new = [t for t in leaves if backend not in self._newest.setdefault(t, {self.host})]
+        backend.load([(self.copy_of(t, backend), array(t)) for t in new])
+        for leaf in new:
+            self._newest[leaf].add(backend)
+            self.n_moves += self.holds(leaf)
+            if (let_go := self.host.release(leaf)) is not None:
+                let_go()
 
     def bind_write(self, leaf: Tensor, backend: Backend) -> Call | None:
         """A call that copies the host's numbers of a leaf to this backend; None to the host's."""

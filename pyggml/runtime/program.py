@@ -137,8 +137,7 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
     memory = arenas or Arenas()
     of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in schedule.plans.items()}
     for part in schedule.parts:
-        for leaf in filter(is_constant, part.leaves):
-            schedule.devices.fetch(leaf, part.backend)
+        schedule.devices.load(filter(is_constant, part.leaves), part.backend)
     kernels = {b: kernel_calls(p, of_devices[b]) for b, p in schedule.plans.items()}
     after = _watching(schedule, of_devices)
     for part in schedule.parts if release else ():

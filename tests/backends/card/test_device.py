@@ -1,17 +1,20 @@
 """The card's memory, faults that its kernels find, and its refusals."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
-from pyggml.backends.cuda.runtime import device, transfers
+from pyggml.backends.cuda.runtime import device, loading, transfers
 from pyggml.backends.cuda.runtime.driver import CudaAPIError
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import DeviceError, PyggmlError
+from pyggml.gguf.mapped import map_file
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
-from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
+from pyggml.graph.dtypes import BF16, F16, F32, I8, I32, dtype
 from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import add, add_inplace, get_rows, mul, scale, set_rows
 from pyggml.ops.layout.layout import transpose
@@ -39,6 +42,21 @@ def test_what_was_written_is_read(card, kind):
     values = RNG.integers(0, 99, shape).astype(kind.numpy)
     card.write(t, values)
     np.testing.assert_array_equal(card.read(t), values)
+
+
+def test_weights_are_loaded_in_chunks(card, tmp_path, monkeypatch):
+    """Chunks end within weights, and a weight within the page where the next one begins."""
+    monkeypatch.setattr(loading, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(device, "_LARGE", 1 << 12)
+    whole = RNG.integers(-128, 128, 1 << 18, np.int8)
+    whole.tofile(tmp_path / "weights")
+    mapped = np.frombuffer(map_file(tmp_path / "weights"), np.int8)
+    ends = 32, 40_000, 40_005, 200_001, 1 << 18
+    arrays = [mapped[a:b] for a, b in pairwise(ends)]
+    pairs = [(placed(card, values.shape, I8), values) for values in arrays]
+    card.load(pairs)
+    for t, values in pairs:
+        np.testing.assert_array_equal(card.read(t), values)
 
 
 def test_one_number_has_no_axes(card):

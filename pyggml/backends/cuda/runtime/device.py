@@ -25,6 +25,7 @@ from pyggml.backends.cuda.runtime.early import knows_early
 from pyggml.backends.cuda.runtime.events import Event
 from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, reason_of
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, CudaSite, OwnOp
+from pyggml.backends.cuda.runtime.loading import load
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
@@ -37,6 +38,7 @@ from pyggml.graph.tensor import Tensor
 # What the driver takes for a process, its kernels and captured graphs: on an H100, 800 to 960 MiB.
 _CONTEXT = 880 << 20
 _PAGE = 2 << 20  # the driver gives memory in whole ones, but for small pieces
+_LARGE = 1 << 20  # an array that is worth locking pages
 
 _OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every process needs
 
@@ -127,6 +129,13 @@ class CudaBackend(Backend):
                 arrived.wait()
                 host_view(tensor, spanned)[...] = values
             self._transfers.to_card(target, spanned)
+
+    def load(self, pairs: Sequence[tuple[Tensor, np.ndarray]]) -> None:
+        whole = [(t, values) for t, values in pairs if t.is_contiguous and values.nbytes >= _LARGE]
+        large = {t for t, _ in whole}
+        super().load([(t, values) for t, values in pairs if t not in large])
+        with self._working():
+            load(self.index, [(self._bytes(t), values) for t, values in whole])
 
     def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:
         with self._working():

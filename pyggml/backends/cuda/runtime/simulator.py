@@ -177,6 +177,11 @@ def receive(start: int, source: Any, _stream: Any) -> None:
     ctypes.memmove(start, source.address, source.n)
 
 
+def copy_all(pieces: Any) -> None:
+    for piece in pieces:
+        ctypes.memmove(piece.target, piece.source, piece.n)
+
+
 def nothing(*_: Any) -> None:
     """There is nothing to do, or there is none."""
 
@@ -189,6 +194,9 @@ TWINS: dict[str, Any] = {
     "free_what_is_gone": nothing,
     "_sender": sender,
     "_receive": receive,
+    "lock_pages": lambda _start, _n: True,
+    "unlock_pages": nothing,
+    "_copy_all": copy_all,
     "least_shared": lambda: 0,
     "tile_rows": lambda _: 4,
     "has_clusters": lambda: False,

@@ -1,0 +1,99 @@
+"""Weights to a card, as fast as its bus goes: straight from the pages of their file.
+
+A copy from memory that the driver has not locked goes through a small buffer of its own, at an
+eighth of the bus. So a few threads each lock a chunk of the mapped file, have it copied, and unlock
+it again, and the bus is never idle. What the driver does not lock is copied as it is.
+"""
+
+import mmap
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from pyggml.backends.cpu.pages import map_of
+from pyggml.backends.cuda.runtime.driver import CudaAPIError, direct, make_current
+from pyggml.backends.cuda.runtime.simulator import on_card
+from pyggml.backends.cuda.runtime.transfers import Bytes
+
+_CHUNK = 128 << 20
+_AT_ONCE = 6  # chunks
+_PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_…: for all cards; pages that may not be written
+_OWN_STREAM = 2  # CU_STREAM_PER_THREAD
+
+
+class _Stretch(NamedTuple):
+    """Bytes of one array in one chunk: where they are, and where on the card they go."""
+
+    array: np.ndarray
+    source: int
+    target: int
+    n: int
+
+
+def load(index: int, pairs: Iterable[tuple[Bytes, np.ndarray]]) -> None:
+    """Copy arrays without gaps to a card's memory, and wait until they are there."""
+    chunks = defaultdict[int, list[_Stretch]](list)
+    for target, values in pairs:
+        start = values.ctypes.data
+        for at in range(start // _CHUNK, -(-(start + target.n) // _CHUNK)):
+            first = max(start, at * _CHUNK)
+            n = min(start + target.n, (at + 1) * _CHUNK) - first
+            chunks[at].append(_Stretch(values, first, target.address + first - start, n))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for _ in pool.map(partial(_load_chunk, index), chunks.values()):
+            pass
+
+
+def _load_chunk(index: int, pieces: Sequence[_Stretch]) -> None:
+    make_current(index)
+    first = min(piece.source for piece in pieces) // mmap.PAGESIZE * mmap.PAGESIZE
+    n = max(piece.source + piece.n for piece in pieces) - first
+    for piece in pieces:
+        _ask_for(piece)
+    locked = lock_pages(first, n)
+    try:
+        _copy_all(pieces)
+    finally:
+        if locked:
+            unlock_pages(first)
+
+
+def _ask_for(piece: _Stretch) -> None:
+    """Have the system read a file's bytes ahead, if it has not yet."""
+    mapped = map_of(piece.array)
+    if mapped is not None and hasattr(mmap, "MADV_WILLNEED"):
+        start = piece.source - np.frombuffer(mapped, np.uint8).ctypes.data
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        with suppress(OSError):
+            mapped.madvise(mmap.MADV_WILLNEED, page, start + piece.n - page)
+
+
+@on_card
+def lock_pages(start: int, n: int) -> bool:
+    """Lock the pages of n bytes from the address of a page on, for reading, for all cards. Returns
+    whether the driver does."""
+    try:
+        direct.cuMemHostRegister(
+            start, -(-n // mmap.PAGESIZE) * mmap.PAGESIZE, _PORTABLE | _READ_ONLY
+        )
+    except CudaAPIError:
+        return False
+    return True
+
+
+@on_card
+def unlock_pages(start: int) -> None:
+    """Let the pages go that were locked from this address on."""
+    direct.cuMemHostUnregister(start)
+
+
+@on_card
+def _copy_all(pieces: Sequence[_Stretch]) -> None:
+    for piece in pieces:
+        direct.cuMemcpyHtoDAsync(piece.target, piece.source, piece.n, _OWN_STREAM)
+    direct.cuStreamSynchronize(_OWN_STREAM)
