@@ -218,6 +218,14 @@ class TrainConfig(Settings):
     threads: int = setting(
         0, "threads to use (0: all)", *at_least(0), group="memory", may_change=True
     )
+    rank_timeout: float = setting(
+        1800.0,
+        "seconds that several ranks wait for one of them before the run ends, with a checkpoint",
+        "1 to 1e6",
+        lambda x: 1 <= x <= 1e6,
+        group="memory",
+        may_change=True,
+    )
     compute: str = setting(
         "auto", "how products are computed", *one_of(COMPUTE_TYPES), group="memory"
     )

@@ -9,10 +9,11 @@ of one process that computes all batches.
 
 alone      one process: what a group of ranks can do, and how it is done without others
 mpi        many, over MPI
+roll       which of them wait, where one keeps the others waiting
 started    which of both this process was started as
 """
 
-from pyggml.lora.ranks.alone import ALONE, Ranks
+from pyggml.lora.ranks.alone import ALONE, RankLostError, Ranks
 from pyggml.lora.ranks.started import ranks_of_process
 
-__all__ = ["ALONE", "Ranks", "ranks_of_process"]
+__all__ = ["ALONE", "RankLostError", "Ranks", "ranks_of_process"]

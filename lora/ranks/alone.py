@@ -5,6 +5,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from pyggml.errors import PyggmlError
+
+
+class RankLostError(PyggmlError):
+    """A rank that kept the others waiting for too long: the run ends without it."""
+
 
 class Ranks:
     """A group of processes, seen by one of them; this class is a process alone.
@@ -24,6 +30,9 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Have a wait for other ranks that takes longer end in RankLostError."""
 
     def share(self, n: int) -> range:
         """This rank's of n batches: consecutive ones, the first rank has the first."""

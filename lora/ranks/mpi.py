@@ -15,7 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 from pyggml.errors import PyggmlError
-from pyggml.lora.ranks.alone import Ranks, share
+from pyggml.lora.ranks.alone import RankLostError, Ranks, share
+from pyggml.lora.ranks.roll import Roll
 
 _SHORTEST, _LONGEST = 20e-6, 2e-3  # seconds between two looks
 
@@ -26,11 +27,20 @@ class MpiRanks(Ranks):
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        self._roll = Roll(self._comm)
         host = MPI.Get_processor_name()
         here = f"{host} {_processors()}"
         everywhere = self._texts(here)
         self.n_beside = everywhere.count(here)
-        self.on_host = sum(text.startswith(f"{host} ") for text in everywhere[: self.rank])
+        self._roll.hosts = [text.split(" ")[0] for text in everywhere]
+        self.on_host = self._roll.hosts[: self.rank].count(host)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == self._roll.speaker
+
+    def wait_at_most(self, seconds: float) -> None:
+        self._roll.limit = seconds
 
     def any(self, flag: bool) -> bool:
         self._agree()
@@ -73,7 +83,7 @@ class MpiRanks(Ranks):
         try:
             yield
         except Exception as error:
-            if isinstance(error, _JointError) or isinstance(error.__cause__, _JointError):
+            if isinstance(error, _KNOWN) or isinstance(error.__cause__, _KNOWN):
                 raise
             self._agree(error)
         else:
@@ -116,9 +126,11 @@ class MpiRanks(Ranks):
 
     def _wait(self, request: MPI.Request) -> None:
         pause = _SHORTEST
+        self._roll.begin()
         while not request.Test():
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
+            self._roll.look()
 
 
 def _to_json(error: Exception | None) -> str:
@@ -132,6 +144,9 @@ def _to_json(error: Exception | None) -> str:
 
 class _JointError(PyggmlError):
     """An error of which all ranks know."""
+
+
+_KNOWN = (_JointError, RankLostError)
 
 
 def _joint(told: Sequence[str]) -> _JointError:

@@ -52,7 +52,8 @@ class Trainer(BoundRun):
         the settings ask for one and a step was made; with `keep_best`, `take_best` follows.
 
         Raises PyggmlError, naming the step, if loss or gradient is not finite, or if another rank
-        fails, and CheckpointError if the folder for checkpoints is another run's.
+        fails; RankLostError if one does not come any more, the last whole step being saved; and
+        CheckpointError if the folder for checkpoints is another run's.
         """
         start = self.progress.step
         check_alike(self.ranks, self._folder.about, RunArithmetic.by(self.model))
@@ -64,17 +65,14 @@ class Trainer(BoundRun):
             shown = [pyggml.show_run(self)] if progress and self.ranks.is_first else []
             report = to_each([*map(stack.enter_context, shown), *callbacks])
             self._begin()
-            with self.model.devices.holding(*chain(*self.parameters.buffers.values())):
-                try:
-                    if not self.history.is_validated(start) and (start == 0 or self.is_done):
-                        self._validate(report)
-                    while not self.is_done and not self.ranks.any(self._stopping):
-                        with self.ranks.together():
-                            report(self._step())
-                            self._after_step(report)
-                except KeyboardInterrupt:
-                    if self._updating:  # the parameters may be half of one step, half of the next
-                        raise
+            held = self.model.devices.holding(*chain(*self.parameters.buffers.values()))
+            with held, self._ended_between_steps():
+                if not self.history.is_validated(start) and (start == 0 or self.is_done):
+                    self._validate(report)
+                while not self.is_done and not self.ranks.any(self._stopping):
+                    with self.ranks.together():
+                        report(self._step())
+                        self._after_step(report)
             if self.progress.step > start:
                 self._save(report)
             self.take_best()

@@ -48,6 +48,7 @@ class RunPlan:
         check_settings(model, corpus, config, ranks)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
         self.ranks, self.progress, self.history = ranks, Progress(), History()
+        ranks.wait_at_most(config.rank_timeout)
         metadata = chat_metadata(corpus, model) or parameters.metadata
         parameters.metadata = {**metadata, **self.objective.metadata(model, corpus)}
         self.order = WindowOrder(corpus.train, config, self.objective.steps_a_lesson)

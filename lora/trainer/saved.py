@@ -1,9 +1,12 @@
 """What a run leaves, and how it ends: checkpoints, the parameters that validated best."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from warnings import warn
 
+from pyggml.lora.ranks import RankLostError
 from pyggml.lora.trainer.best import BestParameters
 from pyggml.lora.trainer.folder import RunFolder
 from pyggml.lora.trainer.plan import RunPlan
@@ -66,6 +69,20 @@ class SavedRun(RunPlan):
         """Whether an error has left the parameters half of one step, half of the next."""
         return self._updating and not self._best.is_taken
 
+    @contextmanager
+    def _ended_between_steps(self) -> Iterator[None]:
+        """Inside, Ctrl-C ends the run, unless a step is half made. A rank that is lost ends it with
+        an error and a checkpoint."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._updating:
+                raise
+        except RankLostError:
+            if self.ranks.is_first:
+                self._rescue()
+            raise
+
     def _save(self, report: Callback) -> None:
         """Write a checkpoint, if the settings ask for them and this step has none yet."""
         step = self.progress.step
@@ -76,7 +93,8 @@ class SavedRun(RunPlan):
 
     def _rescue(self) -> None:
         """Save the last whole step at once. A launcher that ends all ranks because one has ended
-        leaves them no time for the step under way, and the first may be the one that has ended."""
+        leaves them no time for the step under way, and the first may be the one that has ended or
+        does not come any more."""
         step, has_last = self.progress.step, not (self._updating or self._best.is_taken)
         if step and has_last and self._folder.lacks(step):
             path = self._folder.begin(step)

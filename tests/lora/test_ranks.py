@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,9 +41,9 @@ OPEN_MPI = {
 }
 
 
-def launched_as(n, *words):
+def launched_as(n, *words, **variables):
     """mpiexec's end, of n ranks that run Python with these words."""
-    env = {**os.environ, **OPEN_MPI, "NUMBA_NUM_THREADS": "1"}
+    env = {**os.environ, **OPEN_MPI, "NUMBA_NUM_THREADS": "1", **variables}
     words = [MPIEXEC, "-n", str(n), sys.executable, "-P", *words]
     return subprocess.run(words, capture_output=True, text=True, timeout=600, env=env)
 
@@ -230,6 +231,22 @@ def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path,
     alone = ranked_run.trainer_of(tiny, resume=saved, train=train)
     alone.run()
     assert ranked_run.outcome(alone)[:2] == wanted
+
+
+@needs("mpi4py")
+@needs_an_mpi
+@pytest.mark.parametrize("silent", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_rank_that_stands_still_ends_the_run_with_a_sentence_and_a_checkpoint(
+    tiny, tmp_path, silent
+):
+    settings = {"checkpoint_dir": str(tmp_path / "points"), "checkpoint_every": 0}
+    run = {"model": str(tiny), **settings, "stop": [silent, 4, 1.0]}
+    words = (ranked_run.__file__, json.dumps([run]))
+    done = launched_as(3, *words, PRTE_MCA_odls_base_sigkill_timeout="1")
+    assert done.returncode == 2, done.stderr
+    wanted = rf"rank_timeout of 1 s has passed without rank {silent} on \S+: it hangs, its host is"
+    assert len(re.findall(wanted, done.stdout)) == 1, done.stdout + done.stderr
+    assert newest(tmp_path / "points").name == "step-00000003.gguf"
 
 
 @needs("mpi4py")

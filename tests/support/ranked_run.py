@@ -129,9 +129,10 @@ def expect_as_on_the_host(model, kind, device):
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
-def main(ranks, model, die=None, differ=None, fail=None, **settings):
-    """die: (rank, step) where that rank is killed; fail: where it raises; differ: (rank, settings
-    of that rank alone)."""
+def main(ranks, model, die=None, differ=None, fail=None, stop=None, **settings):
+    """die: (rank, step) where that rank is killed; fail: where it raises; stop: (rank, step,
+    seconds) where it stands still, and how long the others wait from then on; differ: (rank,
+    settings of that rank alone)."""
     if differ is not None and ranks.rank == differ[0]:
         settings |= differ[1]
     trainer = trainer_of(model, ranks, **settings)
@@ -140,6 +141,10 @@ def main(ranks, model, die=None, differ=None, fail=None, **settings):
     def train(batch):
         if die == [ranks.rank, trainer.progress.step + 1]:
             os.kill(os.getpid(), signal.SIGKILL)
+        if stop is not None and stop[1] == trainer.progress.step + 1:
+            ranks.wait_at_most(stop[2])
+            if stop[0] == ranks.rank:
+                os.kill(os.getpid(), signal.SIGSTOP)
         if fail == [ranks.rank, trainer.progress.step + 1]:
             raise PyggmlError("the disk is full")
         return make(batch)
