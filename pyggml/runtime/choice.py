@@ -35,10 +35,13 @@ def _open_cuda(number: int | None, exact: bool) -> Backend:
 
 def _list_cards() -> Iterator[tuple[str, str]]:
     from pyggml.backends.cuda import cards
+    from pyggml.backends.cuda.runtime.capability import ENVIRONMENT, most
 
     for card in cards():
         capability = ".".join(map(str, card.capability))
         about = f"{card.n_bytes / 1e9:.1f} GB, compute capability {capability}"
+        if (cap := most()) is not None and cap < card.capability:
+            about += f", kernels for {'.'.join(map(str, cap))}, which {ENVIRONMENT} asks for"
         yield f"cuda:{card.index}", f"{card.name}, {about}"
 
 

@@ -3,22 +3,22 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from card_patterns import patterns, sample_of
-from extras import need
+from extras import need, needs_compiler
 
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backends.cuda.runtime.capability import SHARED_KIB
 from pyggml.errors import ConfigError, DeviceError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import as_leaf
 from pyggml.ops import OPS
 from pyggml.runtime import Devices, bind, schedule
 from pyggml.runtime.choice import WANTED, backends_of
-
-CAPABILITY = (9, 0)
 
 
 def test_the_package_does_not_import_numba_cuda():
@@ -62,64 +62,79 @@ def dry(request):
 
 
 def launches_of(name, device):
-    """The launches that the device binds an op's samples to."""
-    from pyggml.backends.cuda.runtime.launches import launches
-
+    """The launches that the device binds an op's samples to, each with its shared memory."""
     for sample in OPS[name].samples(np.random.default_rng(5)):
         sources = [as_leaf(a) for a in sample.arrays]
         node = OPS[name](*sources, **sample.params)
         if device.refusal(node) is None:
             program = bind(schedule(Graph.of(node), Devices([device, CPU()])))
             for call in program.kernels[device].values():
-                yield from launches(call)
+                yield from with_shared_bytes(call)
 
 
-def needs_compiler():
-    """Skip unless NVIDIA's compilers are there, which come with pyggml[cuda]."""
-    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+def with_shared_bytes(call):
+    """(kernel, arguments) of a call's launches, and the bytes of dynamic shared memory of each."""
+    from pyggml.backends.cuda.runtime.launches import launches, steps
 
-    try:
-        load_nvidia_dynamic_lib("nvrtc"), load_nvidia_dynamic_lib("nvvm")
-    except DynamicLibNotFoundError:
-        pytest.skip("NVIDIA's compilers are not found")
+    for step in steps(call):
+        for launched in launches(step):
+            yield launched, step.arguments[1][3]
 
 
-@pytest.fixture
-def compiles(monkeypatch):
-    """A check that launches compile to PTX."""
+_ASSEMBLED = set()  # (kernel, types, whether for a card before Hopper)
+
+
+@pytest.fixture(params=SHARED_KIB, ids=lambda c: f"{c[0]}.{c[1]}")
+def compiles(request, monkeypatch):
+    """A check that launches for a card of this compute capability compile, and are assembled for
+    it: the assembler refuses instructions of later ones. They ask for no more than it has."""
     from numba.cuda import dispatcher, types
+    from numba.cuda.cudadrv.driver import _Linker
     from numba.cuda.typing.typeof import typeof
 
+    from pyggml.backends.cuda.gemm import few_rows
     from pyggml.backends.cuda.runtime.driver import cuda
 
     needs_compiler()
-    card = type("Card", (), {"compute_capability": CAPABILITY})
-    monkeypatch.setattr(dispatcher, "get_current_device", card)
-    done = set()
+    block, whole = (n << 10 for n in SHARED_KIB[request.param])
+    card = SimpleNamespace(
+        compute_capability=request.param,
+        MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=block,
+        MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=whole,
+    )
+    for module in (dispatcher, cuda):
+        monkeypatch.setattr(module, "get_current_device", lambda: card)
+    few_rows.shared_bytes.cache_clear()
+    is_early = request.param < (9, 0)
+    alike = [c for c in SHARED_KIB if (c < (9, 0)) == is_early]
 
     def check(launched, name):
         assert launched, f"{name}: nothing is launched"
-        for kernel, arguments in launched:
+        for (kernel, arguments), n_bytes in launched:
+            assert n_bytes <= block, f"{name} asks for {n_bytes} bytes of shared memory"
             signature = types.void(*(typeof(a) for a in arguments))
-            if (kernel, signature) not in done:
-                done.add((kernel, signature))
+            if (kernel, signature, is_early) not in _ASSEMBLED:
+                _ASSEMBLED.add((kernel, signature, is_early))
                 ptx, _ = cuda.compile(
-                    kernel.py_func, signature, device=False, abi="numba", cc=CAPABILITY
+                    kernel.py_func, signature, device=False, abi="numba", cc=alike[0]
                 )
                 assert ".entry" in ptx, name
+                for capability in alike:
+                    assembler = _Linker(max_registers=0, cc=capability, lto=False)
+                    assembler.add_ptx(ptx.encode())
+                    assert assembler.complete().code, name
 
-    return check
+    yield check
+    few_rows.shared_bytes.cache_clear()
 
 
-def test_every_kernel_compiles_to_ptx(dry, compiles):
+def test_every_kernel_compiles_for_cards_of_each_capability(dry, compiles):
     for name in sorted(dry._kernels):
         compiles(list(launches_of(name, dry)), name)
 
 
-def test_patterns_compile_to_ptx(dry, compiles):
-    from pyggml.backends.cuda.runtime.launches import launches
-
+def test_patterns_compile_for_cards_of_each_capability(dry, compiles):
     for name in patterns().keys() - {"mul_mat+scale", "out_prod+scale"}:  # which cuBLAS computes
         program = bind(schedule(sample_of(name)[0], Devices([dry, CPU()])))
-        calls = {node.op.name: call for node, call in program.kernels[dry].items()}
-        compiles(list(launches(calls[name])), name)
+        calls = program.kernels[dry].values()  # not one, where the fused one needs clusters
+        compiles([one for call in calls for one in with_shared_bytes(call)], name)

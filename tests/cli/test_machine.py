@@ -68,3 +68,6 @@ def test_inspect_names_the_devices(pyggml, monkeypatch):
     monkeypatch.setattr("pyggml.backends.cuda.cards", lambda: found)
     told = "cuda:1: GeForce, 24.0 GB, compute capability 8.9"
     assert pyggml("inspect", "--machine").row("devices") == told
+    monkeypatch.setenv("PYGGML_CUDA_CAPABILITY", "8.6")
+    asked = ", kernels for 8.6, which PYGGML_CUDA_CAPABILITY asks for"
+    assert pyggml("inspect", "--machine").row("devices") == told + asked

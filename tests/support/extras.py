@@ -64,3 +64,13 @@ def summary(reasons):
     extras = _WANTED.findall("\n".join(reasons))
     for extra, n in sorted(Counter(extras).items()):
         yield f"skipped without the extra {extra}: {n} (pip install '.[{extra}]')"
+
+
+def needs_compiler():
+    """Skip unless NVIDIA's compilers are there, which come with pyggml[cuda]."""
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+    try:
+        load_nvidia_dynamic_lib("nvrtc"), load_nvidia_dynamic_lib("nvvm")
+    except DynamicLibNotFoundError:
+        pytest.skip("NVIDIA's compilers are not found")

@@ -2,15 +2,17 @@
 
 Numba's own cache pickles, and notices no edit of helpers in other files. Here a file is machine
 code behind one line of JSON. Its name is a digest of all that it was made of: the sources of this
-package and of the weight types, the versions of the compilers, the card's compute capability, the
-function with what it closes over, and the types of its arguments. A file that is not whole is made
-anew. It lies in a folder of the user, where the CPU's kernels lie too.
+package and of the weight types, the versions of the compilers, the card's compute capability and
+the one that it stands for, the function with what it closes over, and the types of its arguments. A
+file that is not whole is made anew. It lies in a folder of the user, where the CPU's kernels lie
+too.
 """
 
 import hashlib
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +32,7 @@ from numba.cuda.cudadrv.driver import ObjectCode
 from numba.cuda.dispatcher import _Kernel, get_current_device
 from numba.cuda.typing import signature
 
+from pyggml.backends.cuda.runtime.capability import own_of
 from pyggml.backends.cuda.runtime.failures import lost_by
 from pyggml.errors import PyggmlError
 from pyggml.files import replacing
@@ -98,7 +101,8 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
     def __init__(self, function: Callable, shared_bytes: int = 0) -> None:
         self._function, self._shared_bytes = function, shared_bytes
 
-    def _path(self, argtypes: tuple[Any, ...]) -> Path | None:
+    def path(self, argtypes: tuple[Any, ...]) -> Path | None:
+        """The file of the kernel of these argument types; None if none can be kept."""
         folder = _folder()
         if folder is None:
             return None
@@ -106,8 +110,9 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
             function = description_of(self._function)
         except TypeError:
             return None
-        capability = get_current_device().compute_capability
-        text = json.dumps([function, tuple(capability), str(argtypes)])
+        card = get_current_device()
+        capabilities = tuple(card.compute_capability), own_of(card)
+        text = json.dumps([function, capabilities, str(argtypes)])
         return folder / f"{self._function.__name__}-{hashlib.sha256(text.encode()).hexdigest()}"
 
     def _ready(self, kernel: Any) -> Any:
@@ -121,7 +126,7 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel of these argument types, or None."""
         argtypes = tuple(getattr(sig, "args", sig))
-        path = self._path(argtypes)
+        path = self.path(argtypes)
         stored = path and read(path)
         try:
             return stored and self._ready(kernel_of(*stored, argtypes))
@@ -134,14 +139,17 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
         """Keep a kernel that Numba has compiled. If it cannot be written, the next process compiles
         it again."""
         self._ready(data)
-        path = self._path(tuple(getattr(sig, "args", sig)))
-        if path is None or data.cooperative or data.launch_config_sensitive:
-            return
-        try:
+        path = self.path(tuple(getattr(sig, "args", sig)))
+        if path is not None:
+            keep(path, data)
+
+
+def keep(path: Path, kernel: Any) -> None:
+    """Write a kernel that Numba has compiled, if another launch may take it and the disk does."""
+    if not kernel.cooperative and not kernel.launch_config_sensitive:
+        with suppress(OSError, PyggmlError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, data.entry_name, data.library.get_cubin().code)
-        except (OSError, PyggmlError):
-            pass
+            write(path, kernel.entry_name, kernel.library.get_cubin().code)
 
 
 def write(path: Path, name: str, cubin: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.runtime.capability import hold_back, own_of
 from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.cuda.runtime.toolkit import cuda
 
@@ -85,6 +86,7 @@ def _context(index: int) -> Any:
     """The handle of a card's context, which lasts as long as the process."""
     with cuda.gpus[index]:
         handle = cuda.current_context().handle
+    hold_back(driver.get_device(index))
     atexit.register(abandon, index)  # Numba unloads a kernel once for each card, which then fails
     return handle
 
@@ -138,4 +140,4 @@ def description_of(index: int) -> tuple[str, tuple[int, int], int]:
     """The name of a card, its compute capability and the bytes of its memory."""
     card = driver.get_device(index)
     name = card.name.decode() if isinstance(card.name, bytes) else card.name
-    return name, tuple(card.compute_capability), driver.cuDeviceTotalMem(card.id)
+    return name, own_of(card), driver.cuDeviceTotalMem(card.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyggml.backends.cuda.runtime.capability import most
 from pyggml.errors import DeviceError
 from pyggml.extras import how_to_install
 
@@ -32,8 +33,10 @@ _OPENED: list[Card] = []  # by this process
 def cards() -> list[Card]:
     """The cards that can be used; the simulator's is one.
 
-    Raises DeviceError, one sentence that names what is missing, if there is none.
+    Raises DeviceError, one sentence that names what is missing, if there is none, and ConfigError
+    if kernels are to be made for a capability that is not known (capability.py).
     """
+    most()
     try:
         from pyggml.backends.cuda.runtime.driver import description_of, driver, versions
     except ImportError as error:
