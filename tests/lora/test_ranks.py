@@ -240,7 +240,7 @@ def test_a_rank_that_stands_still_ends_the_run_with_a_sentence_and_a_checkpoint(
     tiny, tmp_path, silent
 ):
     settings = {"checkpoint_dir": str(tmp_path / "points"), "checkpoint_every": 0}
-    run = {"model": str(tiny), **settings, "stop": [silent, 4, 1.0]}
+    run = {"model": str(tiny), **settings, "stop": [silent, 4, 1.0, ["kill", "-STOP", "{}"]]}
     words = (ranked_run.__file__, json.dumps([run]))
     done = launched_as(3, *words, PRTE_MCA_odls_base_sigkill_timeout="1")
     assert done.returncode == 2, done.stderr

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def expect_as_on_the_host(model, kind, device):
 
 def main(ranks, model, die=None, differ=None, fail=None, stop=None, **settings):
     """die: (rank, step) where that rank is killed; fail: where it raises; stop: (rank, step,
-    seconds) where it stands still, and how long the others wait from then on; differ: (rank,
+    seconds, words) where it runs a command, and how long ranks wait from then on; differ: (rank,
     settings of that rank alone)."""
     if differ is not None and ranks.rank == differ[0]:
         settings |= differ[1]
@@ -144,7 +145,7 @@ def main(ranks, model, die=None, differ=None, fail=None, stop=None, **settings):
         if stop is not None and stop[1] == trainer.progress.step + 1:
             ranks.wait_at_most(stop[2])
             if stop[0] == ranks.rank:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                subprocess.run([w.format(os.getpid()) for w in stop[3]], check=True)
         if fail == [ranks.rank, trainer.progress.step + 1]:
             raise PyggmlError("the disk is full")
         return make(batch)
