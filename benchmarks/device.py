@@ -1,10 +1,11 @@
 """What an NVIDIA card does: LoRA steps beside PEFT's, generation, products. One JSON line a row.
 
-usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,graph,decode,peft] [--device 0]
-                 [--sizes 1x128,1x512,16x512] [--rank 8] [--steps 10] [--new 64] [--past 512]
-                 [--peft-python PATH]
+usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,graph,decode,peft,load,stream]
+                 [--device 0] [--sizes 1x128,1x512,16x512] [--rank 8] [--steps 10] [--new 64]
+                 [--past 512] [--peft-python PATH] [--leave GB]
 
-MODEL is a file that make_model.py writes with --size 1.7B. Rows:
+MODEL is a file that make_model.py writes with --size 1.7B. Rows, of which the first seven are run
+where none is named:
 
 machine   the card's bandwidth (a copy, read and written; the best of ten medians) and its bfloat16
           rate (cuBLAS, 8192³)
@@ -19,6 +20,11 @@ decode    tokens/s of one sequence after `past` tokens and share of the bandwidt
           weights: of the likeliest tokens, which the card chooses, and where the host gets the
           logits before each; and tokens/s of a prompt of so many
 peft      the same step by PEFT in bfloat16, in a process of its own (peft_step.py --device cuda)
+load      GB/s at which weights go to the card; one copy from locked pages, and from others, of as
+          many bytes
+stream    a step whose blocks are made again in the backward pass (--grad-checkpointing), with all
+          weights on the card, and with those of all blocks streamed: seconds, memory; --leave: so
+          many GB of the card are free before, the others taken
 """
 
 from __future__ import annotations
@@ -30,7 +36,8 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain, count, islice, product
 from math import inf, prod
 from pathlib import Path
@@ -46,10 +53,12 @@ from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.gemm import PATHS, CudaOperands, CudaProblem, Factor
 from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backward import Keep
 from pyggml.generation import Session
 from pyggml.generation.passes import MOST_TOKENS
+from pyggml.graph.arrays import array, is_constant
 from pyggml.graph.dtypes import DTYPES
-from pyggml.lora import LoraConfig, TrainConfig, attach
+from pyggml.lora import Adapter, LoraConfig, TrainConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.ranks import ALONE
@@ -179,33 +188,37 @@ def matrix_weights(model: Model) -> int:
     return sum(prod(shape) for shape in shapes if len(shape) > 1)
 
 
+@contextmanager
+def stepping(
+    adapter: Adapter, passes: Passes, size: tuple[int, int]
+) -> Iterator[Callable[[], float]]:
+    """A function that takes a step and returns the seconds."""
+    parameters, model, numbers = adapter.parameters, adapter.model, count(1)
+    batch = random_batch(*size, model.config.n_vocab)
+    with model.devices.holding(*chain(*parameters.buffers.values())):
+        optimiser = FlatAdamW(parameters, TrainConfig(), model.devices)
+        gradient = StepGradient(parameters, model.devices, ALONE)
+
+        def step() -> float:
+            began = perf_counter()
+            gradient.begin()
+            passes.train(batch)
+            optimiser.clip()
+            optimiser.step(1e-4, next(numbers))
+            return perf_counter() - began
+
+        yield step
+
+
 def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     n_sequences, n_ctx = size
     n = n_sequences * n_ctx
     model = pyggml.load(file, backends=[card.backend])
     adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
-    parameters, numbers = adapter.parameters, count(1)
-    passes = Passes(adapter.model, parameters, n, n_ctx)
-    batch, taken, first = random_batch(n_sequences, n_ctx, model.config.n_vocab), [], 0.0
-    with model.devices.holding(*chain(*parameters.buffers.values())):
-        optimiser = FlatAdamW(parameters, TrainConfig(), model.devices)
-        gradient = StepGradient(parameters, model.devices, ALONE)
-
-        def step() -> None:
-            gradient.begin()
-            passes.train(batch)
-            optimiser.clip()
-            optimiser.step(1e-4, next(numbers))
-
-        began = perf_counter()
-        step()
-        first = perf_counter() - began
-        for _ in range(2):  # the second captures
-            step()
-        for _ in range(options.steps):
-            began = perf_counter()
-            step()
-            taken.append(perf_counter() - began)
+    passes = Passes(adapter.model, adapter.parameters, n, n_ctx)
+    with stepping(adapter, passes, size) as step:
+        first, *taken = (step() for _ in range(3 + options.steps))
+        taken = taken[2:]  # the second captures
         fields = {"model": Path(file).name, "batch": n_sequences, "ctx": n_ctx}
         fields |= memory(card, passes, adapter.parameters)
         look_inside(card, passes, fields, options.rows)
@@ -285,6 +298,51 @@ def peft(options: Any, size: tuple[int, int]) -> None:
     )
 
 
+# -- weights that go to the card ----------------------------------------------------------------
+
+
+def load(card: Card, file: str) -> None:
+    model = pyggml.load(file, backends=[card.backend])
+    weights = [w for w in model.parts.weights.values() if is_constant(w)]
+    n, largest = sum(w.n_bytes for w in weights), max(weights, key=lambda w: w.n_bytes)
+    began = perf_counter()
+    model.devices.load(weights, card.backend)
+    taken = perf_counter() - began
+    copy = model.devices.copy_of(largest, card.backend)
+    plain = card.seconds(lambda: card.backend.write(copy, array(largest)), 3)
+    send = card.backend.bind_stream(copy, array(largest))
+    locked = largest.n_bytes / card.seconds(send, 3) / 1e9
+    rates = {"gb_per_second": n / taken / 1e9, "locked_gb_per_second": locked}
+    card.say(
+        "load", model=Path(file).name, bytes=n, seconds=taken, **rates,
+        plain_gb_per_second=largest.n_bytes / plain / 1e9, share_of_locked=n / taken / 1e9 / locked,
+    )  # fmt: skip
+
+
+def stream(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
+    """Both in the same memory, which is as little as --leave says."""
+    n = prod(size)
+    free = card.free()
+    ballast = card.backend.alloc(max(0, free - int(options.leave * 1e9))) if options.leave else None
+    for is_streamed in (False, True):
+        model = pyggml.load(file, backends=[card.backend])
+        model.stream(model.config.n_layer if is_streamed else 0)
+        adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
+        passes = Passes(adapter.model, adapter.parameters, n, size[1], Keep.LAYERS)
+        with stepping(adapter, passes, size) as step:
+            first, *taken = (step() for _ in range(3 + options.steps))
+            fields = memory(card, passes, adapter.parameters)
+        card.say(
+            "stream", model=Path(file).name, batch=size[0], ctx=size[1], rank=options.rank,
+            streamed_bytes=passes.training.n_streamed, seconds=median(taken[2:]),
+            tokens_per_second=n / median(taken[2:]), unpacked=len(card.backend.unpacked),
+            seconds_to_first_step=first, leave_gb=options.leave, **fields,
+        )  # fmt: skip
+        del model, adapter, passes, step
+        card.free()
+    del ballast
+
+
 # -- generation ---------------------------------------------------------------------------------
 
 
@@ -336,6 +394,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--past", type=int, default=512)
     parser.add_argument("--peft-python", default=sys.executable)
+    parser.add_argument("--leave", type=float, default=0.0)
     options = parser.parse_args()
     options.rows = options.rows.split(",")
     sizes = [tuple(int(n) for n in size.split("x")) for size in options.sizes.split(",")]
@@ -351,6 +410,10 @@ def main() -> None:
     for file in options.models:
         for size in sizes if "step" in options.rows else ():
             steps(card, file, size, options)
+        if "load" in options.rows:
+            load(card, file)
+        for size in sizes if "stream" in options.rows else ():
+            stream(card, file, size, options)
         if "decode" in options.rows:
             decode(card, file, options)
 

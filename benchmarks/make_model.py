@@ -1,16 +1,16 @@
 """Write a GGUF of Qwen3's shape with random weights: a model of a real size to time.
 
-usage: make_model.py OUT.gguf [--size 0.6B|1.7B|8B|30B-A3B] [--type Q8_0|Q4_K_M|F16|…] [--layers N]
-                     [--vocab FILE.gguf]
+usage: make_model.py OUT.gguf [--size 0.6B|1.7B|8B|70B|30B-A3B] [--type Q8_0|Q4_K_M|F16|…]
+                     [--layers N] [--vocab FILE.gguf]
 
 The vocabulary has the real one's 151,936 tokens, but no text to them unless another file has it,
 such as ggml-vocab-qwen2.gguf among llama.cpp's sources. --type names a file type of
 `pyggml quantize`, whose mix of weight types it has, or a weight type that all matrices have, such
-as Q4_K. A matrix repeats 256 rows that were packed once, so the experts of a layer are alike.
+as Q4_K. A matrix repeats 256 rows that were packed once, so experts and layers are alike.
 """
 
 import argparse
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,16 @@ def values(shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> np
     if len(shape) == 1:
         return (1 + 0.02 * rng.standard_normal(shape)).astype(np.float32)
     n_rows = np.prod(shape[:-1], dtype=int)
-    some = 0.02 * rng.standard_normal((256, shape[-1]), np.float32)
-    packed = quantize(some, dtype.name).reshape(256, -1)
+    packed = packed_rows(shape[-1], dtype.name)
     rows = np.tile(packed, (-(-n_rows // 256), 1))[:n_rows]
     return rows.view(dtype.numpy).reshape(*shape[:-1], -1)
+
+
+@cache
+def packed_rows(n: int, kind: str) -> np.ndarray:
+    """256 rows of n random weights, as bytes."""
+    some = 0.02 * np.random.default_rng(n).standard_normal((256, n), np.float32)
+    return quantize(some, kind).reshape(256, -1)
 
 
 def main() -> None:

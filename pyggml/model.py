@@ -63,6 +63,7 @@ from pyggml.models.metric import (
 )
 from pyggml.models.placement import Placement, group_of, lack_of, most_layers
 from pyggml.models.stack import FilePairs, doubts
+from pyggml.models.streaming import stream_blocks
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
@@ -151,6 +152,11 @@ class Model:
         n_layers, why = most_layers(self.config.n_layer + 1, lack_for)
         self.placement = replace(self.place(n_layers, shares), why=why)
         return self.placement
+
+    def stream(self, n_blocks: int) -> None:
+        """Leave the weights of so many blocks in the file: a device that computes with them gets
+        them in every pass, some ahead of their use. Raises ConfigError for devices that cannot."""
+        stream_blocks(self.parts.weights, self.devices, self.config.n_layer, n_blocks)
 
     def lack_in_use(self) -> str | None:
         """What a device lacks for a pass of 512 tokens over a cache of 4,096."""

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -21,11 +22,15 @@ class Backend(ABC):
     `room` is for devices that run nodes side by side. A node that writes to used memory must wait
     for the last reader of what was there. So a plan holds back the last `room` bytes that became
     free.
+
+    `streamed` are leaves that are copied to the device anew in every run, a few at a time; None of
+    a device that cannot do that.
     """
 
     name: str
     is_host: bool = False
     room: int = 0
+    streamed: WeakSet[Tensor] | None = None
 
     @property
     def about(self) -> str:
@@ -97,6 +102,11 @@ class Backend(ABC):
         The array has the tensor's shape, type and strides.
         """
         return Call(self.write, tensor, values)
+
+    def bind_stream(self, tensor: Tensor, values: np.ndarray) -> Call:
+        """A call that copies a streamed leaf's array, which never changes, to a tensor. It can be
+        joined with those of nodes, and run beside them."""
+        return self.bind_write(tensor, values)
 
     def scratch(self, node: Tensor) -> int:
         """Bytes of scratch that the node's kernel needs while it runs."""

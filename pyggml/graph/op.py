@@ -192,10 +192,15 @@ SAVED = Op(
 )
 
 # Ops that a schedule adds where tensors go from one device to another: a copy of another device's
-# numbers; and a view, which gives a copy another order of axes or keeps its source alive.
-COPIED, SEEN = (
+# numbers; one of a host's weight (`leaf` of its params), made in every run anew; and a view, which
+# gives a copy another order of axes or keeps its source alive.
+COPIED, STREAMED, SEEN = (
     replace(SAVED, name=name, memory=memory, grad=NoGrad("a schedule is made of gradients too"))
-    for name, memory in (("copied", Memory.FRESH), ("seen", Memory.VIEW))
+    for name, memory in (
+        ("copied", Memory.FRESH),
+        ("streamed", Memory.FRESH),
+        ("seen", Memory.VIEW),
+    )
 )
 
 # The op of scratch that several nodes share, which a plan adds (`Plan.shared`).
@@ -207,7 +212,7 @@ SHARED = replace(
 def has_kernel(node: Tensor) -> bool:
     """Whether a kernel computes the node: neither a view nor written by another node's kernel."""
     op = node.op
-    return not (op is None or op.is_view or op is SAVED or op is COPIED)
+    return not (op is None or op.is_view or op in (SAVED, COPIED, STREAMED))
 
 
 def computes(node: Tensor) -> bool:

@@ -5,8 +5,9 @@ from typing import Any
 
 from pyggml.alloc import Plan
 from pyggml.errors import PyggmlError
+from pyggml.graph.arrays import array
 from pyggml.graph.call import Call
-from pyggml.graph.op import computes
+from pyggml.graph.op import STREAMED, computes
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import compile_for
 from pyggml.runtime.schedule import Schedule
@@ -19,12 +20,18 @@ def attach(p: Plan, arena: Any) -> None:
 
 
 def kernel_calls(p: Plan, arena: Any) -> dict[Tensor, Call]:
-    """Node → its kernel with its arguments, in the order of execution.
+    """Node → its kernel with its arguments, or a weight's copy, in the order of execution.
 
     Raises PyggmlError, naming op and tensor, for a node that the backend does not support.
     """
     attach(p, arena)
-    return {t: _kernel_call(p, t, arena) for t in _nodes_with_kernels(p)}
+    calls: dict[Tensor, Call] = {}
+    for t in p.graph.nodes:
+        if t.op is STREAMED:
+            calls[t] = p.backend.bind_stream(t, array(t.params["leaf"]))
+        elif computes(t):
+            calls[t] = _kernel_call(p, t, arena)
+    return calls
 
 
 def compile_backwards(schedule: Schedule) -> Iterator[Tensor]:

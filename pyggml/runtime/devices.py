@@ -33,6 +33,7 @@ class Devices:
     homes     group of leaves, such as a block's → the device that computes what reads one of them,
               if it can (runtime/place.py); empty where the order of preference alone decides
     first     the device of what reads no such leaf, and nothing that is computed
+    ahead     bytes of streamed leaves that are copied before they are read (runtime/stream.py)
     n_moves   grows when a leaf is held or let go, and when a device gets, or no longer has, the
               newest numbers of a held one
     """
@@ -49,6 +50,7 @@ class Devices:
         self._groups: WeakKeyDictionary[Tensor, Hashable] = WeakKeyDictionary()
         self.homes: Mapping[Hashable, Backend] = {}
         self.first = self.backends[0]
+        self.ahead = 0
         self.n_moves = 0
         self._said: set[tuple[str, str]] = set()
 

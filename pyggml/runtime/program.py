@@ -23,7 +23,7 @@ from pyggml.errors import GraphError
 from pyggml.graph import Graph, last_write
 from pyggml.graph.arrays import LeafArrays, array, expect_held, is_constant, leaf_arrays
 from pyggml.graph.call import Call
-from pyggml.graph.op import changed_by
+from pyggml.graph.op import STREAMED, changed_by
 from pyggml.graph.tensor import Tensor
 from pyggml.runtime.calls import attach, kernel_calls
 from pyggml.runtime.devices import Devices, ForEach
@@ -83,7 +83,7 @@ class Program:
             attach(plan, self.arenas[backend])
         for part, node, call in _steps(self.schedule, self.kernels):
             call()
-            if node is not None:
+            if node is not None and node.op is not STREAMED:
                 yield node, part.backend
 
 

@@ -13,7 +13,7 @@ from pyggml.backends import Backend
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.graph.graph import expect_graph
-from pyggml.graph.op import changed_by, has_kernel
+from pyggml.graph.op import STREAMED, changed_by, has_kernel
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import DeviceFacts, verifies, verify
@@ -70,6 +70,12 @@ class Schedule:
     def n_bytes(self) -> int:
         """Bytes of the arenas of all devices."""
         return sum(p.n_bytes for p in self.plans.values())
+
+    @property
+    def n_streamed(self) -> int:
+        """Bytes of streamed weights that a run copies."""
+        nodes = (t for p in self.plans.values() for t in p.graph.nodes)
+        return sum(t.n_bytes for t in nodes if t.op is STREAMED)
 
     def bytes_on(self, backend: Backend) -> int:
         """Bytes of a device's memory that a program of this takes: leaves, arena, what stays beside

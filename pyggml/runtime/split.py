@@ -24,6 +24,7 @@ from pyggml.graph.op import COPIED, SAVED, SEEN, changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
 from pyggml.runtime.assign import Assignment
 from pyggml.runtime.devices import Devices
+from pyggml.runtime.stream import streams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +78,7 @@ class _Splitter:
         self.order: dict[Backend, list[list[Tensor]]] = defaultdict(lambda: [[]])  # for graphs
         self.copies: dict[tuple[Tensor, Backend], Tensor] = {}
         self.leaves: dict[tuple[Tensor, Backend], Tensor] = {}
+        self.streams = streams(graph, self.backends, devices.ahead)
 
     def run(self) -> Split:
         for t in self.graph.nodes:
@@ -97,7 +99,10 @@ class _Splitter:
             self.parts.append(DevicePart(backend))
             self.order[backend] += [], []  # copies, which come first, and nodes
         part = self.parts[-1]
-        twin = self._twin(t, tuple(self._here(s, backend) for s in t.src))
+        begun = self.streams.before.get(t, ())
+        part.nodes += begun
+        self.order[backend][-1] += begun
+        twin = self._twin(t, tuple(self._source(s, t, backend) for s in t.src))
         part.nodes.append(twin)
         part.changed |= dict.fromkeys(root for root in changed_by(t) if root.op is None)
         self.order[backend][-1] += twin, *twin.saved
@@ -106,6 +111,19 @@ class _Splitter:
         twin = self.twins[t] = t.reading(src)
         self.twins |= zip(t.saved, twin.saved, strict=True)
         return twin
+
+    def _source(self, s: Tensor, reader: Tensor, backend: Backend) -> Tensor:
+        """What the twin of a reader reads instead of s."""
+        copy = self.streams.copies.get((reader, s.root))
+        if copy is None:
+            return self._here(s, backend)
+        if s is s.root:
+            return copy
+        view = Tensor(
+            s.shape, s.dtype, SEEN, (copy,), {}, s.name, s.strides, copy, s.offset
+        )  # fmt: skip
+        self.order[backend][-1].append(view)
+        return view
 
     def _here(self, s: Tensor, backend: Backend) -> Tensor:
         """The tensor that nodes of this device read instead of s; one for all readers."""

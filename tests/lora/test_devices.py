@@ -15,6 +15,7 @@ from separate_cpu import SeparateCPU
 import pyggml
 from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError
+from pyggml.graph.op import STREAMED
 from pyggml.lora import (
     LoraConfig,
     StepReport,
@@ -112,6 +113,29 @@ def test_a_run_gives_the_cpu_s_adapter(tiny, corpus_of, device):
     equal(mine.parameters.data, theirs.parameters.data, device, 5e-4, start)
     for moment in ("m", "v"):
         equal(getattr(mine.parameters, moment), getattr(theirs.parameters, moment), device, 5e-4)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("remade", "there_and_back"),
+    [(False, {"0": 11, "1": 13, "2": 7}), (True, {"0": 14, "1": 14, "2": 7})],
+    ids=["kept", "made again"],
+)
+def test_a_run_whose_weights_stream_gives_the_cpu_s_adapter(
+    tiny, corpus_of, remade, there_and_back
+):
+    """The last block turns at once; nothing before the first one's values wants a gradient."""
+    device = SeparateCPU()
+    mine, theirs = adapter_of(tiny, device), adapter_of(tiny)
+    mine.model.stream(3)
+    trainer = trainer_of(mine, corpus_of, grad_checkpointing=remade)
+    assert trainer.run()
+    assert trainer_of(theirs, corpus_of, grad_checkpointing=remade).run()
+    np.testing.assert_array_equal(mine.parameters.data, theirs.parameters.data)
+    (plan,) = trainer.passes.training.plans.values()
+    streamed = [t.params["leaf"].name for t in plan.graph.nodes if t.op is STREAMED]
+    assert Counter(name.split(".")[1] for name in streamed) == there_and_back
+    assert not {leaf.name for part in trainer.passes.parts for leaf in part.leaves} & {*streamed}
 
 
 def test_a_run_may_go_on_on_another_device(tiny, corpus_of, device, tmp_path):

@@ -1,7 +1,7 @@
 """A card that is not there: nodes are fused and bound, and nothing is computed."""
 
 from contextlib import nullcontext
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
@@ -18,6 +18,7 @@ class DryCard(CudaBackend):
         self.name, self.index, self.compute = "dry", 0, compute
         self._kernels, self.stream, self._spans = kernels(), 0, WeakKeyDictionary()
         self._lasting, self.unpacked = WeakKeyDictionary(), WeakKeyDictionary()
+        self.streamed = WeakSet()
         self._faults = Faults(np.zeros(1, np.int32))
 
     def alloc(self, n_bytes):

@@ -2,6 +2,7 @@
 what it hands out and is handed is counted."""
 
 from collections import Counter
+from weakref import WeakSet
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class SeparateCPU(CPU):
     def __init__(self, compute="f32"):
         super().__init__(compute)
         self.moved, self.launches = Counter(), 0
+        self.streamed = WeakSet()
 
     def alloc(self, n_bytes):
         memory = super().alloc(n_bytes)

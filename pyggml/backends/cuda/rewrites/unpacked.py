@@ -62,14 +62,19 @@ def _candidate(t: Tensor, card: CudaBackend) -> _Candidate | None:
         w, successor = t.src[1], with_lasting_matrix(t)
     else:
         return None
-    may_last = w.op is None and w.base is None and is_constant(w)
+    may_last = w.op is None and w.base is None and is_constant(w) and w not in card.streamed
     return _Candidate(w, n_bytes, successor) if may_last else None
 
 
 def _room(graph: Graph, card: CudaBackend) -> int | None:
-    """Bytes for unpacked weights; None if other devices compute a part of the graph."""
+    """Bytes for unpacked weights; None if other devices compute a part of the graph, or weights are
+    streamed for want of memory."""
     memory = card.memory()
-    if memory is None or any(card.refusal(t) for t in graph.nodes if has_kernel(t)):
+    if (
+        memory is None
+        or card.streamed
+        or any(card.refusal(t) for t in graph.nodes if has_kernel(t))
+    ):
         return None
     leaves = sum(card.allocation(t.n_bytes) for t in {t.root: None for t in graph.leaves})
     return (memory[0] - plan(graph, card).n_bytes - leaves - card.own) // _SHARE

@@ -32,7 +32,7 @@ def _waits(calls: Iterable[BoundCall]) -> Waits:
 def _accesses(calls: Iterable[BoundCall]) -> Iterator[StepAccess]:
     """Of each step."""
     for call in calls:
-        may_change = ranges(written_arrays(call.site))
+        may_change = ranges(written_arrays(call.site)) if call.site else ()
         for step in steps(call):
             yield _access(step, may_change)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from pyggml.backends.cuda.runtime.early import knows_early
 from pyggml.backends.cuda.runtime.events import Event
 from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, reason_of
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, CudaSite, OwnOp
-from pyggml.backends.cuda.runtime.loading import load
+from pyggml.backends.cuda.runtime.launches import of_library
+from pyggml.backends.cuda.runtime.loading import load, lock_file
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
@@ -59,9 +60,11 @@ class CudaBackend(Backend):
         self._spans: WeakKeyDictionary[Tensor, tuple[BufferPlace, Bytes]] = WeakKeyDictionary()
         self._lasting: WeakKeyDictionary[Tensor, Any] = WeakKeyDictionary()
         self.unpacked: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
+        self.streamed: WeakSet[Tensor] = WeakSet()
         with self._working():
             self.stream = cuda.stream()
             self._transfers = Transfers(self.stream)
+            self._last_copy = cuda.device_array(1, np.uint8)  # which each copy writes, as it were
             cell, self._fault = shared_cell()
             self._faults = Faults(cell)
 
@@ -143,6 +146,16 @@ class CudaBackend(Backend):
         if not tensor.is_contiguous or is_locked(values):
             return super().bind_write(tensor, values)
         return Call(self._run, self._transfers.bind_to_card(target, values), target, values)
+
+    def bind_stream(self, tensor: Tensor, values: np.ndarray) -> Call:
+        """As Backend.bind_stream: straight from the locked pages of its file, if the driver locks
+        them. Copies wait for each other, so that those come first that are read first."""
+        with self._working():
+            lock_file(values)
+            target = self._bytes(tensor)
+            send = self._transfers.bind_to_card(target, values)
+            writes = [target.array, self._last_copy]
+            return BoundCall(of_library(send, reads=[], writes=writes, keeps=values))
 
     def _bytes(self, t: Tensor) -> Bytes:
         """The bytes from the tensor's first element to its last, on the card."""

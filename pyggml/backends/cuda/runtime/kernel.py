@@ -41,11 +41,11 @@ class CudaSite(kernels.NodeSite[Any]):
 
 
 class BoundCall(Call):
-    """The call of a node, with its memory."""
+    """The call of a node, with its memory; or one whose steps say what they write."""
 
     __slots__ = ("site",)
 
-    def __init__(self, call: Call, site: CudaSite) -> None:
+    def __init__(self, call: Call, site: CudaSite | None = None) -> None:
         super().__init__(call.kernel, *call.arguments)
         self.site = site
 

@@ -6,12 +6,14 @@ it again, and the bus is never idle. What the driver does not lock is copied as 
 """
 
 import mmap
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
@@ -19,10 +21,12 @@ from pyggml.backends.cpu.pages import map_of
 from pyggml.backends.cuda.runtime.driver import CudaAPIError, direct, make_current
 from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.cuda.runtime.transfers import Bytes
+from pyggml.granted import free_memory
 
 _CHUNK = 128 << 20
 _AT_ONCE = 6  # chunks
 _PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_…: for all cards; pages that may not be written
+_MOST = 0.8  # of the free memory, that a file's locked pages may take
 _OWN_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
@@ -73,6 +77,30 @@ def _ask_for(piece: _Stretch) -> None:
             mapped.madvise(mmap.MADV_WILLNEED, page, start + piece.n - page)
 
 
+_FILES: WeakKeyDictionary[mmap.mmap, bool] = WeakKeyDictionary()  # whether their pages are locked
+
+
+def lock_file(values: np.ndarray) -> None:
+    """Lock the pages of the file that an array lies in, as long as it is mapped. A warning says if
+    the driver refuses it, or if they would take most of the memory that is free."""
+    mapped = map_of(values)
+    if mapped is None or mapped in _FILES:
+        return
+    start, n = np.frombuffer(mapped, np.uint8).ctypes.data, len(mapped)
+    has_room = n < _MOST * free_memory()
+    _FILES[mapped] = is_locked = has_room and lock_pages(start, n)
+    if is_locked:
+        finalize(mapped, unlock_pages, start).atexit = False
+    else:
+        why = "the driver refuses that" if has_room else "there is too little free memory for it"
+        warnings.warn(
+            f"the {n:,} bytes of the model's file are not locked in memory, as {why}: weights "
+            "stream at a fraction of the bus's speed",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 @on_card
 def lock_pages(start: int, n: int) -> bool:
     """Lock the pages of n bytes from the address of a page on, for reading, for all cards. Returns
@@ -89,7 +117,8 @@ def lock_pages(start: int, n: int) -> bool:
 @on_card
 def unlock_pages(start: int) -> None:
     """Let the pages go that were locked from this address on."""
-    direct.cuMemHostUnregister(start)
+    with suppress(CudaAPIError):  # at the end of a process the driver may be gone
+        direct.cuMemHostUnregister(start)
 
 
 @on_card
