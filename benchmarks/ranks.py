@@ -1,55 +1,69 @@
-"""How much faster several ranks make the steps of one run.
+"""How much faster several ranks make the steps of one run, on processors or a card each.
 
-usage: ranks.py MODEL.gguf [--ranks 1,2,4] [--tokens 256] [--passes 4] [--steps 5]
-                [--mpiexec mpiexec]
+usage: ranks.py MODEL.gguf [--ranks 1,2,4] [--tokens 256] [--batch 1,4,16] [--passes 4] [--steps 5]
+                [--device cpu|cuda] [--mpiexec PATH] [--through-host]
 
-Every rank has one thread and the processors that the launcher gives it. The steps are the same for
-any number of ranks: `passes` windows of `tokens` tokens. Prints a JSON line for each number of
-ranks: seconds of a step (the median of all but the first), how many times as fast as the first
-number in the list, the efficiency (that by ranks), and the share of a step in which the first rank
-exchanges gradients or waits for the others' (the median).
+Ranks of the CPU have one thread each. They start each other, or with --mpiexec a launcher starts
+them, which gives each its processors. The steps are the same for any number of ranks: `passes` of
+`batch` windows of `tokens` tokens. Prints a JSON line for each number of ranks and each batch:
+seconds of a step (the median of all but the first three), how many times as fast as the first
+number in the list, the efficiency (that by ranks), the share of a step in which the first rank
+exchanges gradients or waits for the others' (the median), and a digest of the adapter.
+--through-host keeps cards from exchanging gradients directly.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 import pyggml
 from pyggml.lora import Corpus, Dataset, LoraConfig, StepReport, TrainConfig, Trainer, attach
-from pyggml.lora.ranks import ranks_of_process
+from pyggml.lora.ranks import Ranks, ranks_of_process
+from pyggml.lora.ranks.device import device_of_rank
+from pyggml.lora.ranks.local import start
+from pyggml.lora.trainer import gradient
 
 from machine import about
 
+_FIRST = 3  # steps that compile, or capture
 
-def measure(model: Path, n_tokens: int, n_passes: int, n_steps: int) -> dict[str, object] | None:
-    """Steps of this rank's group; None on all ranks but the first."""
-    ranks = ranks_of_process()
-    base = pyggml.load(model)
-    adapter = attach(base, LoraConfig())
-    shape = (n_passes * n_steps, n_tokens + 1)
-    tokens = np.random.default_rng(0).integers(0, base.config.n_vocab, shape, np.int32)
-    corpus = Corpus(Dataset(tokens, np.zeros(shape, np.int32)), None)
-    config = TrainConfig(grad_accum=n_passes, threads=1)
-    trainer = Trainer(adapter.model, adapter.parameters, corpus, config, ranks=ranks)
-    seconds, exchanged, spent, add = [], [], [0.0], ranks.add
 
-    def timed_add(gradients: Sequence[np.ndarray], n: int, size: int) -> np.ndarray:
+def measures(given: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, object]]:
+    """Steps of this rank's group, for each batch."""
+    device = device_of_rank(given.device, ranks)
+    for batch in map(int, given.batch.split(",")):
+        base = pyggml.load(given.model, device=device)
+        adapter = attach(base, LoraConfig())
+        shape = (given.passes * batch * given.steps, given.tokens + 1)
+        tokens = np.random.default_rng(0).integers(0, base.config.n_vocab, shape, np.int32)
+        corpus = Corpus(Dataset(tokens, np.zeros(shape, np.int32)), None)
+        config = TrainConfig(batch=batch, grad_accum=given.passes, threads=1)
+        trainer = Trainer(adapter.model, adapter.parameters, corpus, config, ranks=ranks)
+        yield {"batch": batch, "tokens": given.tokens, "device": device} | _timed(trainer)
+        trainer.free()
+
+
+def _timed(trainer: Trainer) -> dict[str, object]:
+    seconds, exchanged, spent = list[float](), list[float](), [0.0]
+    end = gradient.StepGradient.end
+
+    def timed_end(self: gradient.StepGradient, n: int) -> None:
         began = perf_counter()
-        total = add(gradients, n, size)
+        end(self, n)
         spent[0] += perf_counter() - began
-        return total
-
-    vars(ranks)["add"] = timed_add
 
     def report(event: object) -> None:
         if isinstance(event, StepReport):
@@ -57,16 +71,34 @@ def measure(model: Path, n_tokens: int, n_passes: int, n_steps: int) -> dict[str
             exchanged.append(spent[0] / event.seconds)
             spent[0] = 0.0
 
-    trainer.run(report, progress=False)
-    if not ranks.is_first:
-        return None
-    n_bytes = 4 * adapter.parameters.data.size
+    setattr(gradient.StepGradient, "end", timed_end)  # noqa: B010
+    try:
+        trainer.run(report, progress=False)
+    finally:
+        setattr(gradient.StepGradient, "end", end)  # noqa: B010
+    numbers = trainer.parameters.data
     return {
-        "seconds": median(seconds[1:]),
-        "exchanging": median(exchanged[1:]),
-        "gradient_bytes": n_bytes,
+        "seconds": median(seconds[_FIRST:]),
+        "each": [round(s, 5) for s in seconds],
+        "exchanging": median(exchanged[_FIRST:]),
+        "gradient_bytes": numbers.nbytes,
         "loss": trainer.history.losses[-1],
+        "digest": hashlib.sha256(numbers.tobytes()).hexdigest()[:16],
     }
+
+
+def _as_rank(given: argparse.Namespace) -> None:
+    """Be one of the ranks; the first prints the measures."""
+    if given.through_host:
+        vars(gradient)["linked"] = lambda devices, ranks: None
+    ranks = ranks_of_process()
+    again = [sys.executable, *sys.argv]
+    alone = ranks.size == 1 and given.one > 1
+    with start(given.one, again) if alone else nullcontext(ranks) as group:
+        for line in measures(given, group):
+            if group.is_first:
+                sys.stdout.write("\n" + json.dumps(line) + "\n")
+                sys.stdout.flush()
 
 
 def main() -> None:
@@ -74,27 +106,34 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--ranks", default="1,2,4")
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--batch", default="1")
     parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--mpiexec", default="mpiexec")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # as one of the ranks
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--mpiexec")
+    parser.add_argument("--through-host", action="store_true")
+    parser.add_argument("--one", type=int, default=0, help=argparse.SUPPRESS)  # of so many ranks
     given = parser.parse_args()
     if given.one:
-        measures = measure(given.model, given.tokens, given.passes, given.steps)
-        if measures is not None:
-            sys.stdout.write("\n" + json.dumps(measures) + "\n")
+        _as_rank(given)
         return
-    first: float | None = None
+    first: dict[int, float] = {}
     for n in map(int, given.ranks.split(",")):
-        words = [given.mpiexec, "-n", str(n), sys.executable, *sys.argv, "--one"]
-        env = {**os.environ, "NUMBA_NUM_THREADS": "1"}
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
-        line = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("{")))
-        first = first or line["seconds"] * n
-        times = first / line["seconds"]
-        line = {"ranks": n, **line, "times": times, "efficiency": times / n}
-        sys.stdout.write(json.dumps({**line, **about()}) + "\n")
-        sys.stdout.flush()
+        launcher = [given.mpiexec, "-n", str(n)] if given.mpiexec else []
+        words = [*launcher, sys.executable, *sys.argv, "--one", str(n)]
+        env = {**os.environ} | ({"NUMBA_NUM_THREADS": "1"} if given.device == "cpu" else {})
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as running:
+            assert running.stdout is not None
+            for line in running.stdout:
+                if line.startswith("{"):
+                    _say(n, json.loads(line), first)
+
+
+def _say(n: int, line: dict[str, Any], first: dict[int, float]) -> None:
+    times = first.setdefault(line["batch"], line["seconds"] * n) / line["seconds"]
+    line = {"ranks": n, **line, "times": times, "efficiency": times / n}
+    sys.stdout.write(json.dumps({**line, **about()}) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyggml.model import Model
 
 DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
+_OF_BLOCKS = "of several, as cuda:0,cuda:1, each computes some blocks"
 
 
 class LayerCount(click.ParamType):
@@ -53,8 +54,7 @@ DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
         ["--device"],
         {
             "metavar": "WORD",
-            "help": f"{DEVICE_HELP}; of several, as cuda:0,cuda:1, each computes some blocks  "
-            "[default: cpu]",
+            "help": f"{DEVICE_HELP}; {_OF_BLOCKS}  [default: cpu]",
             "brief": DEVICE_HELP,
             "common": True,
         },
@@ -84,9 +84,12 @@ DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
 WHERE = (*DEVICES,)  # what `load` takes of these
 
 
-def device_options() -> list[GroupedOption]:
-    """--device, --gpu-layers and --split, None where they are not given."""
-    return [GroupedOption([*n], group="memory", **about) for n, about in DEVICES.values()]
+def device_options(of_several: str = _OF_BLOCKS) -> list[GroupedOption]:
+    """--device, --gpu-layers and --split, None where they are not given. of_several: what --device
+    says of several devices."""
+    options = [GroupedOption([*n], group="memory", **about) for n, about in DEVICES.values()]
+    options[0].help = (options[0].help or "").replace(_OF_BLOCKS, of_several)
+    return options
 
 
 def say_placement(model: Model) -> None:

@@ -134,6 +134,13 @@ def command_line() -> str:
     return shlex.join(_line)
 
 
+def words_again() -> list[str]:
+    """The words that start the command that runs once more, as a process of this Python."""
+    name, *given = _line
+    command = [] if name == "pyggml" else [name.removeprefix("pyggml-")]
+    return [sys.executable, "-P", "-m", "pyggml", *command, *given]
+
+
 def at_end(act: Callable[[], None]) -> None:
     """Do this when the command ends, however that is."""
     _last.append(act)

@@ -9,7 +9,7 @@ from pyggml.errors import PyggmlError
 
 
 class RankLostError(PyggmlError):
-    """A rank that kept the others waiting for too long: the run ends without it."""
+    """A rank that has ended, or kept the others waiting for too long: the run ends without it."""
 
 
 class Ranks:
@@ -19,12 +19,16 @@ class Ranks:
     size        number of processes
     n_beside    of those, the number that share this one's processors
     on_host     number of this process among those on its host, from 0
+    launcher    the words before a command line that start such a group
+    leaves_time whether a rank that is told to end has the time for the step under way
     """
 
     rank: int = 0
     size: int = 1
     n_beside: int = 1
     on_host: int = 0
+    launcher: Sequence[str] = ()
+    leaves_time: bool = True
 
     @property
     def is_first(self) -> bool:
@@ -69,6 +73,11 @@ class Ranks:
     def texts(self, text: str) -> list[str]:
         """A text of each rank, in their order."""
         return [text]
+
+    # These are for one rank by itself.
+
+    def look(self) -> None:
+        """Raise RankLostError if another rank has ended, where that can be told."""
 
     def abort(self, code: int) -> None:
         """End all ranks at once, where this one ends in a way that the others cannot know."""

@@ -1,10 +1,11 @@
-"""How this process was started: alone, or as one of many by mpiexec or srun."""
+"""How this process was started: alone, or as one of many, by their first or by mpiexec or srun."""
 
 import os
 
 from pyggml.errors import PyggmlError
 from pyggml.extras import how_to_install
 from pyggml.lora.ranks.alone import ALONE, Ranks
+from pyggml.lora.ranks.local import joined
 
 # What a launcher puts into the environment: the number of processes. Slurm sets its own for every
 # job; the second name tells that it also started this process for MPI.
@@ -22,6 +23,8 @@ def ranks_of_process() -> Ranks:
 
     Raises PyggmlError if there are others, and mpi4py is missing or belongs to another MPI.
     """
+    if (local := joined()) is not None:
+        return local
     name, size = _size()
     if size <= 1:
         return ALONE

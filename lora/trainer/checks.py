@@ -51,14 +51,16 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
             model.check_tokens(block.tokens.reshape(-1))
 
 
-def check_alike(ranks: Ranks, run: Mapping[str, Any], arithmetic: RunArithmetic) -> None:
+def check_alike(ranks: Ranks, run: Mapping[str, Any], model: Model) -> None:
     """Raises PyggmlError if a rank makes another run than the first, or computes it otherwise.
 
     run: what makes a run what it is, see `pyggml.lora.trainer.identity`. All ranks call this.
     """
     if ranks.size == 1:
         return
-    told = ranks.texts(json.dumps([run, {"computed": asdict(arithmetic)}]))
+    cards = [b.about for b in model.devices.backends if not b.is_host]
+    computed = asdict(RunArithmetic.by(model)) | {"device": ", ".join(cards) or "cpu"}
+    told = ranks.texts(json.dumps([run, {"computed": computed}]))
     of_first = json.loads(told[0])
     for rank, text in enumerate(told):
         pairs = zip(json.loads(text), of_first, strict=True)

@@ -2,17 +2,26 @@
 
 g = 0 + g₁ + g₂ + … + gₙ     of n batches; g₁ where n is 1
 
-The sum does not depend on which rank computed which batch, so neither does the run.
+The sum does not depend on which rank computed which batch, so neither does the run. Of several
+ranks each adds one part of all gradients, and the parts are joined: from card to card where there
+are ways between them, else through the host.
 """
+
+from abc import ABC, abstractmethod
+from itertools import pairwise
 
 import numpy as np
 
+from pyggml.backends import Backend, Links
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor, window, zeros
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.ranks import ALONE, Ranks
-from pyggml.ops import add_inplace, fill_inplace
-from pyggml.runtime import Devices, bind, schedule
+from pyggml.lora.ranks import ALONE, Ranks, share
+from pyggml.lora.ranks.linked import linked
+from pyggml.ops import add_inplace, cpy, fill_inplace
+from pyggml.runtime import Devices, Program, bind, schedule
 
 
 def n_gradients(config: TrainConfig, ranks: Ranks = ALONE) -> int:
@@ -27,53 +36,162 @@ def _n_sums(config: TrainConfig, ranks: Ranks) -> int:
 
 
 class StepGradient:
-    """The buffer `gradient` of some parameters, as the sum of a step's batches."""
+    """The buffer `gradient` of some parameters, as the sum of a step's batches. All ranks make
+    one."""
 
     def __init__(self, parameters: Parameters, devices: Devices, ranks: Ranks) -> None:
-        self._ranks, self._devices = ranks, devices
-        self._parts, totals = parameters.buffers["gradient"], parameters.buffers["total"]
-        self._numbers = parameters.gradient
-        pairs = [*zip(self._parts, totals, strict=True)]
-        of_parts = (
-            [fill_inplace(gradient, 0.0) for gradient in self._parts],
-            [fill_inplace(total, 0.0) for total in totals],
-            [add_inplace(total, gradient) for gradient, total in pairs],
-            [add_inplace(gradient, total) for gradient, total in pairs],
-        )
-        programs = (bind(schedule(Graph.of(*nodes), devices)) for nodes in of_parts)
-        self._zero, self._zero_total, self._add_to_total, self._add_total = programs
+        parts = parameters.buffers["gradient"]
+        self._zero = _bound(devices, *(fill_inplace(gradient, 0.0) for gradient in parts))
         self._n = 0  # batches of this rank so far
-        self._kept: list[np.ndarray] = []  # their gradients, if there are other ranks
+        self._sum: _Sum
+        if ranks.size == 1:
+            self._sum = _SumAlone(parameters, devices)
+        elif (way := linked(devices, ranks)) is not None:
+            self._sum = _SumOnDevices(parts[0], devices, ranks, *way)
+        else:
+            self._sum = _SumOnHost(parameters, devices, ranks)
 
     def begin(self) -> None:
         """Begin a step: the gradient is 0."""
-        self._n, self._kept = 0, []
+        self._n = 0
         self._zero()
 
     def next(self) -> None:
         """Begin a batch, whose backward pass adds its gradient to 0."""
         if self._n:
-            self._keep()
+            self._sum.keep(self._n - 1)
             self._zero()
         self._n += 1
 
     def end(self, n: int) -> None:
         """Make the buffer the sum over a step's n batches, of all ranks."""
-        if self._ranks.size > 1:
-            if self._n:
-                self._keep()
-            self._numbers[:] = self._ranks.add(self._kept, n, self._numbers.size)
-            for part in self._parts:
-                self._devices.note_change(part, self._devices.host)
-            self._kept = []
-        elif n > 1:
-            self._add_total()
+        self._sum.end(self._n, n)
 
-    def _keep(self) -> None:
-        if self._ranks.size > 1:
-            self._devices.gather(*self._parts)
-            self._kept.append(self._numbers.copy())
-            return
-        if self._n == 1:
-            self._zero_total()
-        self._add_to_total()
+
+class _Sum(ABC):
+    """How the gradients of a step's batches are added."""
+
+    @abstractmethod
+    def keep(self, i: int) -> None:
+        """Keep the gradient of this rank's batch i, which is not its last one."""
+
+    @abstractmethod
+    def end(self, mine: int, n: int) -> None:
+        """Make the gradient the sum of n, of which this rank has `mine`, with the last one."""
+
+
+class _SumAlone(_Sum):
+    """Of one process, where the parameters are."""
+
+    def __init__(self, parameters: Parameters, devices: Devices) -> None:
+        gradients, totals = parameters.buffers["gradient"], parameters.buffers["total"]
+        pairs = [*zip(gradients, totals, strict=True)]
+        self._zero = _bound(devices, *(fill_inplace(total, 0.0) for total in totals))
+        self._add = _bound(devices, *(add_inplace(total, gradient) for gradient, total in pairs))
+        self._end = _bound(devices, *(add_inplace(gradient, total) for gradient, total in pairs))
+
+    def keep(self, i: int) -> None:
+        if i == 0:
+            self._zero()
+        self._add()
+
+    def end(self, mine: int, n: int) -> None:
+        if n > 1:
+            self._end()
+
+
+class _SumOnHost(_Sum):
+    """Of several ranks, by their exchange of arrays."""
+
+    def __init__(self, parameters: Parameters, devices: Devices, ranks: Ranks) -> None:
+        self._numbers, self._parts = parameters.gradient, parameters.buffers["gradient"]
+        self._devices, self._ranks = devices, ranks
+        self._kept: list[np.ndarray] = []
+
+    def keep(self, i: int) -> None:
+        self._devices.gather(*self._parts)
+        self._kept[i:] = [self._numbers.copy()]
+
+    def end(self, mine: int, n: int) -> None:
+        if mine:
+            self.keep(mine - 1)
+        self._numbers[:] = self._ranks.add(self._kept[:mine], n, self._numbers.size)
+        for part in self._parts:
+            self._devices.note_change(part, self._devices.host)
+        self._kept = []
+
+
+class _SumOnDevices(_Sum):
+    """Of several ranks, from card to card: no gradient is ever with the host."""
+
+    def __init__(
+        self, gradient: Tensor, devices: Devices, ranks: Ranks, device: Backend, links: Links
+    ) -> None:
+        self._gradient, self._devices, self._device = gradient, devices, device
+        self._ranks, self._links = ranks, links
+        ends = [gradient.n_elements * i // ranks.size for i in range(ranks.size + 1)]
+        self._parts = [*pairwise(ends)]
+        self._kept: list[tuple[Tensor, Program]] = []
+        self._adders: dict[int, tuple[Tensor, Tensor, Program]] = {}
+
+    def keep(self, i: int) -> None:
+        if i == len(self._kept):
+            kept = self._leaf(self._gradient.n_elements)
+            self._kept.append((kept, _bound(self._devices, cpy(self._gradient, kept))))
+        self._kept[i][1]()
+
+    def end(self, mine: int, n: int) -> None:
+        if n not in self._adders:
+            self._adders[n] = self._adder(n)
+        received, total, add = self._adders[n]
+        self._devices.fetch(self._gradient, self._device)
+        own = [kept for kept, _ in self._kept[: mine - 1]] + [self._gradient] if mine else []
+        first, end = self._parts[self._ranks.rank]
+        here = end - first
+        shares = [share(n, rank, self._ranks.size) for rank in range(self._ranks.size)]
+        self._exchange(
+            [(r, t, *part) for r, part in enumerate(self._parts) for t in own],
+            [(r, received, i * here, (i + 1) * here) for r, of in enumerate(shares) for i in of],
+        )
+        self._devices.note_change(received, self._device)
+        add()
+        self._exchange(
+            [(r, total, 0, here) for r in range(self._ranks.size)],
+            [(r, self._gradient, *part) for r, part in enumerate(self._parts)],
+        )
+        self._devices.note_change(self._gradient, self._device)
+        self._links.wait(self._ranks.look)
+
+    def _exchange(
+        self, sent: list[tuple[int, Tensor, int, int]], received: list[tuple[int, Tensor, int, int]]
+    ) -> None:
+        """Both: rank, leaf, and from where to where of it."""
+        both = ([self._there(*each) for each in ways] for ways in (sent, received))
+        self._links.exchange(*both)
+
+    def _there(self, rank: int, leaf: Tensor, first: int, end: int) -> tuple[int, Tensor]:
+        part = window(leaf, first, (end - first,))
+        return rank, self._devices.copy_of(part, self._device)
+
+    def _adder(self, n: int) -> tuple[Tensor, Tensor, Program]:
+        """What is received of n gradients, the sum of it, and what adds it up in order."""
+        first, end = self._parts[self._ranks.rank]
+        received, total = self._leaf(n * (end - first)), self._leaf(end - first)
+        parts = [window(received, i * (end - first), (end - first,)) for i in range(n)]
+        if n == 1:
+            return received, total, _bound(self._devices, cpy(parts[0], total))
+        node = fill_inplace(total, 0.0)
+        for part in parts:
+            node = add_inplace(node, part)
+        return received, total, _bound(self._devices, node)
+
+    def _leaf(self, n: int) -> Tensor:
+        """Numbers that this device alone has."""
+        leaf = zeros((n,), F32)
+        self._devices.hold(leaf)
+        self._devices.note_change(leaf, self._device)
+        return leaf
+
+
+def _bound(devices: Devices, *nodes: Tensor) -> Program:
+    return bind(schedule(Graph.of(*nodes), devices))

@@ -16,7 +16,6 @@ from pyggml.errors import PyggmlError
 from pyggml.lora.objectives.objective import Lesson
 from pyggml.lora.optim import StepsInBackward
 from pyggml.lora.optim.in_backward import LossNotFiniteError
-from pyggml.lora.trainer.arithmetic import RunArithmetic
 from pyggml.lora.trainer.bound import BoundRun
 from pyggml.lora.trainer.checks import check_alike
 from pyggml.lora.trainer.divergence import MAKES_NO_NUMBERS, MAY_BE_TOO_HIGH
@@ -56,7 +55,7 @@ class Trainer(BoundRun):
         CheckpointError if the folder for checkpoints is another run's.
         """
         start = self.progress.step
-        check_alike(self.ranks, self._folder.about, RunArithmetic.by(self.model))
+        check_alike(self.ranks, self._folder.about, self.model)
         self._best.put_back()
         with ExitStack() as stack:
             with self.ranks.together():

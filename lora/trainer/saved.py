@@ -27,7 +27,7 @@ class SavedRun(RunPlan):
     def stop(self) -> None:
         """End the run after the step under way; for signal handlers and other threads."""
         self._stopping = True
-        if self.ranks.size > 1:
+        if not self.ranks.leaves_time:
             self._rescue()
 
     def save(self) -> Path:

@@ -3,6 +3,6 @@
 The CPU (`pyggml.backends.cpu`) comes with the package; leaves lie in its memory.
 """
 
-from pyggml.backends.base import Backend
+from pyggml.backends.base import Backend, Links
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "Links"]

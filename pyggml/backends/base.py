@@ -145,6 +145,43 @@ class Backend(ABC):
         this leaf's, for all nodes and as long); None if there are none."""
         return None
 
+    def links(self) -> "Links | None":
+        """Ways to the devices of other processes, not joined yet; None if devices of this kind have
+        none. Raises DeviceError, which names what is missing."""
+        return None
+
     def release(self, leaf: Tensor) -> Call | None:
         """A function that frees a leaf's memory until its next read; None if there is no need."""
         return None
+
+
+class Links(ABC):
+    """Ways from a device to those of other processes, by which numbers go without the host.
+
+    place: names the device among all of its host
+    """
+
+    place: str
+
+    @abstractmethod
+    def word(self) -> str:
+        """A word of one process, by which all of them find each other."""
+
+    @abstractmethod
+    def join(self, word: str, rank: int, size: int) -> None:
+        """Become rank of size processes, all of which call this with the same word."""
+
+    @abstractmethod
+    def exchange(
+        self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]
+    ) -> None:
+        """Send tensors of this device to ranks, and receive others from ranks, all at once.
+
+        It is work like a kernel's, after what the device has to do already. What a rank sends
+        another, or itself, is received there in the order of sending.
+        """
+
+    @abstractmethod
+    def wait(self, look: Callable[[], None]) -> None:
+        """Wait until exchanges are done. `look` is called meanwhile; by an error that it raises the
+        links are cut, so that the device waits for no other rank."""

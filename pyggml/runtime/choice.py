@@ -80,9 +80,8 @@ def backends_of(device: str, compute: str = "auto") -> list[Backend]:
     Raises ConfigError for another word, and DeviceError, which names what is missing, for a device
     that cannot be used.
     """
-    words = device.split(",")
-    if len(words) > 1:
-        return _several(words, compute)
+    if "," in device:
+        return _opened(several(device), compute)
     exact = compute == "f32"
     name, colon, number = device.partition(":")
     if device == "auto":
@@ -95,14 +94,20 @@ def backends_of(device: str, compute: str = "auto") -> list[Backend]:
     return [kind.open(int(number) if number else None, exact)]
 
 
-def _several(words: Sequence[str], compute: str) -> list[Backend]:
-    """A device for each word. ConfigError for one that is not named once, or no device."""
+def several(device: str) -> list[str]:
+    """The words of a list. ConfigError for one that is not named once, or no device."""
+    words = device.split(",")
     for i, word in enumerate(words):
         if word in ("cpu", "auto", ""):
             choice = "wanted devices beside the CPU, such as cuda:0,cuda:1"
-            raise ConfigError([("device", f"is {','.join(words)!r}, {choice}")])
+            raise ConfigError([("device", f"is {device!r}, {choice}")])
         if word in words[:i]:
             raise ConfigError([("device", f"names {word} twice, wanted another one")])
+    return words
+
+
+def _opened(words: Sequence[str], compute: str) -> list[Backend]:
+    """A device for each word. ConfigError if two words are one."""
     devices = [device for word in words for device in backends_of(word, compute)]
     names = [device.name for device in devices]
     for i, name in enumerate(names):

@@ -1,7 +1,7 @@
 """A run of a tiny model, made by one process or by several ranks, on the CPU or another device.
 
 `mpiexec -n 3 python ranked_run.py JSON`: each rank prints what each run of a list ended with, as a
-line of JSON.
+line of JSON. `python ranked_run.py JSON 3` starts so many ranks by itself; the first prints all.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.windows.answers import Answer, preferences
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.ranks import ALONE, ranks_of_process
+from pyggml.lora.ranks.local import start
 
 CTX, N_VOCAB = 10, 48
 PROMPTS = [{"prompt": "ab" * (1 + i % 3) + str(i)} for i in range(9)]
@@ -160,6 +161,13 @@ def main(ranks, model, die=None, differ=None, fail=None, stop=None, **settings):
 
 
 if __name__ == "__main__":
-    everyone = ranks_of_process()
-    ends = [main(everyone, **settings) for settings in json.loads(sys.argv[1])]
-    sys.stdout.write(json.dumps(ends) + "\n")
+    everyone, runs = ranks_of_process(), json.loads(sys.argv[1])
+    n = int(*sys.argv[2:])
+    if n and everyone.size == 1:
+        everyone = start(n, [sys.executable, "-P", *sys.argv])
+    ends = [json.dumps([main(everyone, **settings) for settings in runs])]
+    if n and not any("has ended" in end or "was killed" in end for end in ends):
+        ends = everyone.texts(*ends)
+    sys.stdout.write("".join(f"{end}\n" for end in ends))
+    if n:
+        everyone.close()

@@ -2,8 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyggml.cli.commands.finetune.job import (
 from pyggml.cli.commands.finetune.memory import memory_settings
 from pyggml.cli.commands.finetune.stages import Measure, Watcher, run
 from pyggml.cli.terminal.devices import device_options
-from pyggml.cli.terminal.exit import FAILED, STOPPED, silence
+from pyggml.cli.terminal.exit import FAILED, STOPPED, silence, words_again
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import ADAPTER
@@ -40,6 +41,7 @@ from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.objectives.choice import ObjectiveConfig, defaults_of_runs
 from pyggml.lora.ranks import Ranks, ranks_of_process
+from pyggml.lora.ranks.local import start
 from pyggml.lora.record import LOGGERS
 from pyggml.requantize import check_file_type
 
@@ -65,9 +67,15 @@ def fine_tune(
     ranks = ranks_of_process()
     if not ranks.is_first:
         silence(sys.stdout)
+    typed = typed or (command, given)
+    return _together(ranks, partial(_train, config, given, watch, measure, typed))
+
+
+def _together(ranks: Ranks, do: Callable[[Ranks], int]) -> int:
+    """What all ranks do, and the exit code of this one."""
     try:
         with ranks.together():
-            return _train(ranks, config, given, watch, measure, typed or (command, given))
+            return do(ranks)
     except PyggmlError:
         if ranks.is_first:
             raise
@@ -78,12 +86,12 @@ def fine_tune(
 
 
 def _train(
-    ranks: Ranks,
     config: Path | None,
     given: Mapping[str, Any],
     watch: Watcher | None,
     measure: Measure | None,
     typed: Typed,
+    ranks: Ranks,
 ) -> int:
     settings = config_file.of_command_line(given, command, config)
     job = with_hub_files(job_of(settings.values, settings.places, settings.faults))
@@ -98,19 +106,28 @@ def _train(
         if job.max_memory is not None:  # which would choose anew
             given_again |= memory_settings(job)
         again = words(of.params, given_again)
-        launcher = ["mpiexec", "-n", str(ranks.size)] if ranks.size > 1 else []
-        return shlex.join([*launcher, *program(of.name or ""), *again])
+        return shlex.join([*ranks.launcher, *program(of.name or ""), *again])
 
     def save_settings(job: Job) -> None:
         config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
 
-    return run(job, resume_command, save_settings, ranks, watch, measure)
+    def train(ranks: Ranks) -> int:
+        return run(job, resume_command, save_settings, ranks, watch, measure)
+
+    if ranks.size > 1 or job.n_ranks == 1 or job.previews_only:
+        return train(ranks)
+    with start(job.n_ranks, words_again()) as local:
+        return _together(local, train)
 
 
 def _path(*names: str, group: str, help: str, common: bool = True, **how: Any) -> GroupedOption:
     return GroupedOption(names, type=PATH, group=group, common=common, help=help, **how)
 
 
+_DEVICES = (
+    "cuda:all, or several as cuda:0,cuda:1: a process for each, they share the passes of a step; "
+    "with --gpu-layers or --split each of several computes some blocks"
+)
 _OPTIONS = [
     _path(
         "-m",
@@ -252,7 +269,15 @@ _OPTIONS = [
         "--grad-checkpointing, then a smaller --ctx",
         brief="memory to stay below, such as 4GB",
     ),
-    *device_options(),
+    *device_options(_DEVICES),
+    GroupedOption(
+        ["--ranks"],
+        type=click.IntRange(min=1),
+        metavar="N",
+        group="memory",
+        help="processes that share the passes of a step, and this machine's threads; with --device "
+        "cuda each takes a card  [default: one, or one for each device]",
+    ),
     _path(
         "--config",
         group="help",

@@ -1,6 +1,6 @@
 """The job that the command line describes, and whether its disks have room and a place for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import click
 from pyggml.cli import demo
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.terminal.devices import WHERE
+from pyggml.cli.terminal.exit import option
 from pyggml.cli.terminal.hub import data_files, model_file
 from pyggml.cli.terminal.kinds import ADAPTER, MODEL_FILE, FileKind
 from pyggml.cli.terminal.options import adapter_word, given_settings
@@ -25,6 +26,7 @@ from pyggml.lora.data import Source, TokenCache
 from pyggml.lora.data.unused import OF_TEXTS, unused_by_answers, unused_by_classes
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import kept_bytes
+from pyggml.lora.ranks.device import EVERY_CARD, devices_of_ranks
 from pyggml.lora.record import are_records, check_loggers, metrics_beside
 from pyggml.lora.trainer.folder import existing, hold, newest
 
@@ -92,6 +94,7 @@ class Job:
     device: str
     gpu_layers: int | str | None
     split: tuple[float, ...] | None
+    ranks: int | None
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
     previews_only: bool  # without an output, which a preview does not need
     is_forced: bool = False  # whether outputs replace files of any kind
@@ -100,6 +103,17 @@ class Job:
     def where(self) -> dict[str, Any]:
         """What computes, as `load` takes it."""
         return {name: getattr(self, name) for name in WHERE}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether devices compute some blocks of a model each; else each computes passes."""
+        return self.gpu_layers is not None or self.split is not None
+
+    @property
+    def n_ranks(self) -> int:
+        """Processes that share the run, where no launcher starts them."""
+        named = 1 if self.is_split else len(devices_of_ranks(self.device))
+        return self.ranks or named
 
     @property
     def writes_nothing(self) -> bool:
@@ -219,6 +233,7 @@ def job_of(
         device=given["device"] or "cpu",
         gpu_layers=given["gpu_layers"],
         split=given["split"],
+        ranks=given["ranks"],
         fixed=fixed,
         previews_only=given["output"] is _PLACEHOLDER and not given["dry_run"],
     )
@@ -287,6 +302,7 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
         )
     if given["what"] not in (None, *WHAT):
         clashes.append(f"--train is {given['what']!r}, wanted {', '.join(WHAT)}")
+    clashes += _clash_of_devices(given)
     excluded, why = _ruled_out(given)
     clash = ["--" + name.replace("_", "-") for name in excluded if given[name] is not None]
     if clash:
@@ -303,6 +319,20 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     if alone and given["checkpoint_dir"] is None:
         clashes.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")
     return clashes
+
+
+def _clash_of_devices(given: Mapping[str, Any]) -> Iterator[str]:
+    """Devices that are to compute passes and blocks, or another number of them than processes."""
+    device, n = given["device"] or "cpu", given["ranks"]
+    of_blocks = [option(k) for k in ("gpu_layers", "split") if given[k] is not None]
+    if device == EVERY_CARD and of_blocks:
+        yield (
+            f"--device {device} gives each card passes of a step, {' and '.join(of_blocks)} blocks "
+            "of the model: wanted one of both, for blocks --device cuda:0,cuda:1"
+        )
+    n_named = device.count(",") + 1
+    if n is not None and n_named > 1 and (of_blocks or n != n_named):
+        yield f"--ranks is {n} and --device {device}: wanted one for each process"
 
 
 def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:

@@ -92,7 +92,8 @@ def run(
     watch: what hears the reports too, as a function of the trainer; measure: makes a table for the
     report, once training has reached its end. Of several ranks the first one alone writes.
     """
-    check_places(job)
+    if ranks.is_first:
+        check_places(job)
     writes = ranks.is_first and not (job.dry_run or job.previews_only)
     with lock.hold(job.output) if writes else nullcontext():
         with recorded_rows() as rows, progress_lines():
@@ -151,7 +152,8 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     that fit into memory."""
     if job.resume is not None:
         job = replace(job, resume=checkpoint_of(job.resume))
-    job = replace(job, device=device_of_rank(job.device, ranks))
+    if not job.is_split:
+        job = replace(job, device=device_of_rank(job.device, ranks))
     base = _load(job, _compute(job))
     summary.say_model(base)
     told = job.reading.chat_template

@@ -35,7 +35,7 @@ from pyggml.errors import ConfigError
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.ranks.started import n_processes
 
-_NOT_OF_SWEEPS = ("output", "resume", "checkpoint_dir", "preview", "dry_run")
+_NOT_OF_SWEEPS = ("output", "resume", "checkpoint_dir", "preview", "dry_run", "ranks")
 
 
 def _sweep(config: Path | None, output: Path | None, halving: int | None, **given: Any) -> int:
@@ -52,6 +52,9 @@ def _sweep(config: Path | None, output: Path | None, halving: int | None, **give
     runs = runs_of(folder, values, settings.places, settings.faults)
     forced = is_forced(click.get_current_context())
     jobs = [replace(with_hub_files(r.job), is_forced=forced) for r in runs]
+    if jobs[0].n_ranks > 1:
+        several = f"{jobs[0].device} is a process for each, and a run of a sweep is one"
+        raise ConfigError(f"--device {several}: wanted one device, or --split for its blocks")
     runs = [SweepRun(r.name, r.varied, job) for r, job in zip(runs, jobs, strict=True)]
     _check_places(folder, runs, values, config)
     check_folder(folder, runs)

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from pyggml.backends.base import Backend
+from pyggml.backends.base import Backend, Links
 from pyggml.backends.cuda.gemm.cublas import workspaces
 from pyggml.backends.cuda.rewrites import rewritten
 from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
@@ -26,6 +26,7 @@ from pyggml.backends.cuda.runtime.events import Event
 from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, reason_of
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, CudaSite, OwnOp
 from pyggml.backends.cuda.runtime.launches import of_library
+from pyggml.backends.cuda.runtime.links import NcclLinks
 from pyggml.backends.cuda.runtime.loading import load, lock_file
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
@@ -247,6 +248,10 @@ class CudaBackend(Backend):
         kernel = self._declaration(node)  # a view has none
         lasting = kernel.lasting(node) if kernel is not None else None
         return None if lasting is None else (node.src[lasting[0]].root, lasting[1])
+
+    def links(self) -> Links:
+        with self._working():
+            return NcclLinks(self.index, self.stream, self._bytes, self._working)
 
     def _elements(self, t: Tensor) -> Any:
         """The tensor's elements and the gaps between, as one axis of the type that holds them."""

@@ -24,6 +24,10 @@ class Event:
         """Let the event stand behind all work that the stream has now."""
         direct.cuEventRecord(self._handle, stream.handle)
 
+    def is_done(self) -> bool:
+        """Whether the work up to this point is done."""
+        return direct.cuEventQuery(self._handle)
+
     def wait(self) -> None:
         """Wait until the work up to this point is done.
 

@@ -1,0 +1,48 @@
+"""Ways from card to card, where each rank has one."""
+
+import json
+import platform
+import warnings
+from collections import Counter
+
+from pyggml.backends import Backend, Links
+from pyggml.errors import DeviceError
+from pyggml.lora.ranks.alone import Ranks
+from pyggml.runtime import Devices
+
+_SEVERAL = "its blocks are on several devices"
+
+
+def linked(devices: Devices, ranks: Ranks) -> tuple[Backend, Links] | None:
+    """This rank's device, and the ways from it to those of all other ranks. None where there are
+    none, which a warning of the first rank explains if there are devices. All ranks call this.
+    """
+    others = [b for b in devices.backends if not b.is_host]
+    links, word, fault = None, "", _SEVERAL if devices.homes else ""
+    try:
+        links = others[0].links() if others and not fault else None
+        word = links.word() if links is not None and ranks.is_first else ""
+    except DeviceError as error:
+        fault = str(error)
+    place = links.place if links is not None else ""
+    mine = json.dumps([platform.node(), place, fault, word])
+    told = [json.loads(text) for text in ranks.texts(mine)]
+    why = _why_not([(host, place, fault) for host, place, fault, _ in told])
+    if why and ranks.is_first:
+        warnings.warn(f"gradients go through the host: {why}", RuntimeWarning, stacklevel=2)
+    if why or links is None:
+        return None
+    links.join(told[0][-1], ranks.rank, ranks.size)
+    return others[0], links
+
+
+def _why_not(told: list[tuple[str, str, str]]) -> str:
+    """Why the devices of ranks, each a host, a place and a fault, are not linked; "" if they are,
+    or if there are none."""
+    for rank, (_, place, fault) in enumerate(told):
+        if fault or (not place and any(p for _, p, _ in told)):
+            return f"rank {rank}: {fault or 'it has no card'}"
+    if len({host for host, _, _ in told}) > 1:
+        return "the ranks are on several hosts" if told[0][1] else ""
+    place, n = Counter(place for _, place, _ in told).most_common(1)[0]
+    return f"{n} ranks share a card" if place and n > 1 else ""
