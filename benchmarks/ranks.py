@@ -57,7 +57,7 @@ def measures(given: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, obje
 
 
 def _timed(trainer: Trainer) -> dict[str, object]:
-    seconds, exchanged, spent = list[float](), list[float](), [0.0]
+    seconds, exchanged, spent, ends = list[float](), list[float](), [0.0], [perf_counter()]
     end = gradient.StepGradient.end
 
     def timed_end(self: gradient.StepGradient, n: int) -> None:
@@ -67,8 +67,9 @@ def _timed(trainer: Trainer) -> dict[str, object]:
 
     def report(event: object) -> None:
         if isinstance(event, StepReport):
-            seconds.append(event.seconds)
-            exchanged.append(spent[0] / event.seconds)
+            ends.append(perf_counter())
+            seconds.append(ends[-1] - ends[-2])
+            exchanged.append(spent[0] / seconds[-1])
             spent[0] = 0.0
 
     setattr(gradient.StepGradient, "end", timed_end)  # noqa: B010

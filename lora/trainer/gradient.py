@@ -8,6 +8,7 @@ are ways between them, else through the host.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -121,6 +122,25 @@ class _SumOnHost(_Sum):
         self._kept = []
 
 
+_Ways = list[tuple[int, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Round:
+    """How the ranks of a step of n batches add their gradients.
+
+    parts     what goes to each rank, and comes: parts of gradients, of which one is summed here
+    received  all of those that come, in the order of the batches
+    add       adds them
+    sums      what goes to each rank, and comes: the sums, in place of the gradient
+    """
+
+    parts: tuple[_Ways, _Ways]
+    received: Tensor
+    add: Program
+    sums: tuple[_Ways, _Ways]
+
+
 class _SumOnDevices(_Sum):
     """Of several ranks, from card to card: no gradient is ever with the host."""
 
@@ -132,7 +152,7 @@ class _SumOnDevices(_Sum):
         ends = [gradient.n_elements * i // ranks.size for i in range(ranks.size + 1)]
         self._parts = [*pairwise(ends)]
         self._kept: list[tuple[Tensor, Program]] = []
-        self._adders: dict[int, tuple[Tensor, Tensor, Program]] = {}
+        self._rounds: dict[int, _Round] = {}
 
     def keep(self, i: int) -> None:
         if i == len(self._kept):
@@ -141,49 +161,43 @@ class _SumOnDevices(_Sum):
         self._kept[i][1]()
 
     def end(self, mine: int, n: int) -> None:
-        if n not in self._adders:
-            self._adders[n] = self._adder(n)
-        received, total, add = self._adders[n]
+        if n not in self._rounds:
+            self._rounds[n] = self._round(mine, n)
+        of_step = self._rounds[n]
         self._devices.fetch(self._gradient, self._device)
-        own = [kept for kept, _ in self._kept[: mine - 1]] + [self._gradient] if mine else []
-        first, end = self._parts[self._ranks.rank]
-        here = end - first
-        shares = [share(n, rank, self._ranks.size) for rank in range(self._ranks.size)]
-        self._exchange(
-            [(r, t, *part) for r, part in enumerate(self._parts) for t in own],
-            [(r, received, i * here, (i + 1) * here) for r, of in enumerate(shares) for i in of],
-        )
-        self._devices.note_change(received, self._device)
-        add()
-        self._exchange(
-            [(r, total, 0, here) for r in range(self._ranks.size)],
-            [(r, self._gradient, *part) for r, part in enumerate(self._parts)],
-        )
+        self._links.exchange(*of_step.parts)
+        self._devices.note_change(of_step.received, self._device)
+        of_step.add()
+        self._links.exchange(*of_step.sums)
         self._devices.note_change(self._gradient, self._device)
         self._links.wait(self._ranks.look)
 
-    def _exchange(
-        self, sent: list[tuple[int, Tensor, int, int]], received: list[tuple[int, Tensor, int, int]]
-    ) -> None:
-        """Both: rank, leaf, and from where to where of it."""
-        both = ([self._there(*each) for each in ways] for ways in (sent, received))
-        self._links.exchange(*both)
-
-    def _there(self, rank: int, leaf: Tensor, first: int, end: int) -> tuple[int, Tensor]:
-        part = window(leaf, first, (end - first,))
-        return rank, self._devices.copy_of(part, self._device)
-
-    def _adder(self, n: int) -> tuple[Tensor, Tensor, Program]:
-        """What is received of n gradients, the sum of it, and what adds it up in order."""
+    def _round(self, mine: int, n: int) -> "_Round":
         first, end = self._parts[self._ranks.rank]
-        received, total = self._leaf(n * (end - first)), self._leaf(end - first)
-        parts = [window(received, i * (end - first), (end - first,)) for i in range(n)]
+        here = end - first
+        received, total = self._leaf(n * here), self._leaf(here)
+        own = [kept for kept, _ in self._kept[: mine - 1]] + [self._gradient] if mine else []
+        shares = [share(n, rank, self._ranks.size) for rank in range(self._ranks.size)]
+        sent = [(r, self._part(t, *part)) for r, part in enumerate(self._parts) for t in own]
+        places = [(r, i * here) for r, batches in enumerate(shares) for i in batches]
+        parts = sent, [(r, self._part(received, at, at + here)) for r, at in places]
+        whole = [(r, self._part(self._gradient, *part)) for r, part in enumerate(self._parts)]
+        sums = [(r, self._part(total, 0, here)) for r in range(self._ranks.size)], whole
+        return _Round(parts, received, self._adder(received, total, n), sums)
+
+    def _part(self, leaf: Tensor, first: int, end: int) -> Tensor:
+        return self._devices.copy_of(window(leaf, first, (end - first,)), self._device)
+
+    def _adder(self, received: Tensor, total: Tensor, n: int) -> Program:
+        """What adds up n gradients' parts in their order."""
+        here = total.n_elements
+        parts = [window(received, i * here, (here,)) for i in range(n)]
         if n == 1:
-            return received, total, _bound(self._devices, cpy(parts[0], total))
+            return _bound(self._devices, cpy(parts[0], total))
         node = fill_inplace(total, 0.0)
         for part in parts:
             node = add_inplace(node, part)
-        return received, total, _bound(self._devices, node)
+        return _bound(self._devices, node)
 
     def _leaf(self, n: int) -> Tensor:
         """Numbers that this device alone has."""
