@@ -25,15 +25,19 @@ from pyggml.ops import add_inplace, cpy, fill_inplace
 from pyggml.runtime import Devices, Program, bind, schedule
 
 
-def n_gradients(config: TrainConfig, ranks: Ranks = ALONE) -> int:
-    """Buffers as long as the parameters that their gradient and its sum take."""
-    return int(not config.step_in_backward) + _n_sums(config, ranks)
+def n_gradients(config: TrainConfig, ranks: Ranks = ALONE, on_card: bool = False) -> float:
+    """Buffers as long as the parameters that their gradient and its sum take. on_card: of several
+    ranks, where each has a card."""
+    return int(not config.step_in_backward) + _n_sums(config, ranks, on_card)
 
 
-def _n_sums(config: TrainConfig, ranks: Ranks) -> int:
+def _n_sums(config: TrainConfig, ranks: Ranks, on_card: bool) -> float:
+    n = config.grad_accum
     if ranks.size == 1:
-        return int(config.grad_accum > 1)
-    return 3 * (config.grad_accum // ranks.size + 1)  # kept, sent and received
+        return int(n > 1)
+    if on_card:  # kept before the last one, received parts, and a part of the sum
+        return -(-n // ranks.size) - 1 + (n + 1) / ranks.size
+    return 3 * (n // ranks.size + 1)  # kept, sent and received
 
 
 class StepGradient:

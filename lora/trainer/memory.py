@@ -27,9 +27,12 @@ class RunMemory:
     weights: int
 
 
-def held_bytes(parameters: Parameters, config: TrainConfig, ranks: Ranks = ALONE) -> int:
-    """Bytes of parameters in a run, with their gradients, moments and sums."""
-    gradients = n_gradients(config, ranks) * parameters.gradient.nbytes
+def held_bytes(
+    parameters: Parameters, config: TrainConfig, ranks: Ranks = ALONE, on_card: bool = False
+) -> int:
+    """Bytes of parameters in a run, with their gradients, moments and sums. on_card: of several
+    ranks, where each has a card."""
+    gradients = round(n_gradients(config, ranks, on_card) * parameters.gradient.nbytes)
     return parameters.n_bytes(gradients + kept_bytes(config, parameters))
 
 

@@ -94,13 +94,17 @@ class RunPlan:
         leaves = {leaf for part in self.passes.parts for leaf in part.leaves if is_constant(leaf)}
         leaves |= {t for t in self.model.parts.weights.values() if t.op is None}
         weights = sum(t.n_bytes for t in leaves)
-        held = held_bytes(self.parameters, self.config, self.ranks)
-        return RunMemory(self.passes.n_bytes, held, weights)
+        return RunMemory(self.passes.n_bytes, self._held_bytes, weights)
 
     def on_devices(self, cache: Sequence[Tensor] = ()) -> list[OnDevice]:
         """The memory that a run takes of each device but the host. cache: that of a session."""
-        held = held_bytes(self.parameters, self.config, self.ranks)
-        return on_devices(self.passes, self.parameters, held, cache)
+        return on_devices(self.passes, self.parameters, self._held_bytes, cache)
+
+    @property
+    def _held_bytes(self) -> int:
+        devices = self.model.devices
+        on_card = devices.have_copies and not devices.homes
+        return held_bytes(self.parameters, self.config, self.ranks, on_card)
 
     def free(self) -> None:
         """Free the graphs and their arenas; later steps make them again."""

@@ -66,6 +66,7 @@ def test_a_fault_of_all_ranks_is_one_sentence(finetune):
         ),
         (("--device", "cuda:0,cuda:0"), "--device names cuda:0 twice, wanted another one"),
         (("--ranks", 0), "Invalid value for '--ranks'"),
+        (("--ranks", 2, "-f", "-"), "-: is a pipe, which is read once: wanted a file for 2 proc"),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ from pyggml.cli.commands.finetune.job import (
     LORA_FLAGS,
     OBJECTIVE_FLAGS,
     Job,
+    check_files,
     files_read,
     job_of,
     with_hub_files,
@@ -116,6 +117,7 @@ def _train(
 
     if ranks.size > 1 or job.n_ranks == 1 or job.previews_only:
         return train(ranks)
+    check_files(job)
     with start(job.n_ranks, words_again()) as local:
         return _together(local, train)
 

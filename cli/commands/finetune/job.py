@@ -23,6 +23,7 @@ from pyggml.files import user_cache
 from pyggml.hub import HELD_OUT
 from pyggml.lora import DataConfig, LoraConfig, Objective, Parameters, TrainConfig
 from pyggml.lora.data import Source, TokenCache
+from pyggml.lora.data.reading.expand import STDIN
 from pyggml.lora.data.unused import OF_TEXTS, unused_by_answers, unused_by_classes
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import kept_bytes
@@ -333,6 +334,15 @@ def _clash_of_devices(given: Mapping[str, Any]) -> Iterator[str]:
     n_named = device.count(",") + 1
     if n is not None and n_named > 1 and (of_blocks or n != n_named):
         yield f"--ranks is {n} and --device {device}: wanted one for each process"
+
+
+def check_files(job: Job) -> None:
+    """ConfigError for what several processes cannot read, each of them for itself."""
+    pipe = next((path for path in job.files if path == STDIN or path.is_fifo()), None)
+    if pipe is not None:
+        raise ConfigError(
+            f"{pipe}: is a pipe, which is read once: wanted a file for {job.n_ranks} processes"
+        )
 
 
 def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
