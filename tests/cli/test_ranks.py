@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.commands.finetune.job import Job, check_shared
+from pyggml.errors import ConfigError
 from pyggml.lora.ranks.alone import Ranks
 from pyggml.lora.ranks.device import device_of_rank
 
@@ -89,6 +90,15 @@ def test_a_sweep_makes_each_run_in_one_process(pyggml, tiny, text, tmp_path):
     ended = pyggml("sweep", "-m", tiny, *options)
     assert ended.code == 2
     assert "--device cuda:0,cuda:1 is a process for each, and a run of a sweep is one" in ended.err
+
+
+@pytest.mark.quick
+def test_a_launcher_decides_the_number_of_its_processes():
+    launched = Ranks()
+    launched.size, launched.launcher = 2, ("mpiexec", "-n", "2")
+    check_shared(_job("cpu", ranks=2), launched)
+    with pytest.raises(ConfigError, match="--ranks is 3, and 2 processes are started by a launch"):
+        check_shared(_job("cpu", ranks=3), launched)
 
 
 @pytest.mark.quick

@@ -15,7 +15,7 @@ from pyggml.cli.commands.finetune.job import (
     LORA_FLAGS,
     OBJECTIVE_FLAGS,
     Job,
-    check_files,
+    check_shared,
     files_read,
     job_of,
     with_hub_files,
@@ -115,9 +115,9 @@ def _train(
     def train(ranks: Ranks) -> int:
         return run(job, resume_command, save_settings, ranks, watch, measure)
 
+    check_shared(job, ranks)
     if ranks.size > 1 or job.n_ranks == 1 or job.previews_only:
         return train(ranks)
-    check_files(job)
     with start(job.n_ranks, words_again()) as local:
         return _together(local, train)
 

@@ -27,6 +27,7 @@ from pyggml.lora.data.reading.expand import STDIN
 from pyggml.lora.data.unused import OF_TEXTS, unused_by_answers, unused_by_classes
 from pyggml.lora.objectives.choice import ObjectiveConfig
 from pyggml.lora.optim import kept_bytes
+from pyggml.lora.ranks import Ranks
 from pyggml.lora.ranks.device import EVERY_CARD, devices_of_ranks
 from pyggml.lora.record import are_records, check_loggers, metrics_beside
 from pyggml.lora.trainer.folder import existing, hold, newest
@@ -336,10 +337,16 @@ def _clash_of_devices(given: Mapping[str, Any]) -> Iterator[str]:
         yield f"--ranks is {n} and --device {device}: wanted one for each process"
 
 
-def check_files(job: Job) -> None:
-    """ConfigError for what several processes cannot read, each of them for itself."""
+def check_shared(job: Job, ranks: Ranks) -> None:
+    """ConfigError for what several processes cannot share: a pipe, which each would read for
+    itself; and for another number of them than a launcher has started."""
+    if ranks.size > 1:
+        if ranks.launcher and job.ranks not in (None, ranks.size):
+            started = f"{ranks.size} processes are started by a launcher"
+            raise ConfigError(f"--ranks is {job.ranks}, and {started}: leave it out")
+        return
     pipe = next((path for path in job.files if path == STDIN or path.is_fifo()), None)
-    if pipe is not None:
+    if pipe is not None and job.n_ranks > 1:
         raise ConfigError(
             f"{pipe}: is a pipe, which is read once: wanted a file for {job.n_ranks} processes"
         )
