@@ -63,7 +63,7 @@ from pyggml.models.metric import (
 )
 from pyggml.models.placement import Placement, group_of, lack_of, most_layers
 from pyggml.models.stack import FilePairs, doubts
-from pyggml.models.streaming import stream_blocks
+from pyggml.models.streaming import WORDS, Streaming, block_bytes, fewest_blocks, stream_blocks
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
@@ -98,6 +98,7 @@ class Model:
         self.adapters: tuple[LoraPairs, ...] = ()
         self.release = False
         self.placement: Placement | None = None  # None: the first device that can computes all
+        self.streaming: Streaming | None = None  # None: all weights lie where they are used
         self.traces: tuple[Trace, ...] = ()  # that are on, the outermost first
         self._said_rounding = False
 
@@ -153,13 +154,30 @@ class Model:
         self.placement = replace(self.place(n_layers, shares), why=why)
         return self.placement
 
-    def stream(self, n_blocks: int) -> None:
+    def stream(self, n_blocks: int, why: str = "") -> None:
         """Leave the weights of so many blocks in the file: a device that computes with them gets
-        them in every pass, some ahead of their use. Raises ConfigError for devices that cannot."""
-        stream_blocks(self.parts.weights, self.devices, self.config.n_layer, n_blocks)
+        them in every pass, some ahead of their use. Raises ConfigError where no device can."""
+        n_all = self.config.n_layer
+        self.streaming = stream_blocks(self.parts.weights, self.devices, n_all, n_blocks, why)
+
+    def stream_for(self, lack: str, left: Callable[[], int]) -> None:
+        """Stream as few blocks as memory allows. lack: why not none; left: the bytes of the device
+        that are left with the blocks that stream when it is called, below 0 if they are too few."""
+        self.stream(n_all := self.config.n_layer)
+        n = fewest_blocks(block_bytes(self.parts.weights), n_all, left())
+        self.stream(max(n, 1), lack)
 
     def lack_in_use(self) -> str | None:
         """What a device lacks for a pass of 512 tokens over a cache of 4,096."""
+        plan = self._plan_in_use()
+        return next(filter(None, (lack_of(b, plan.bytes_on(b)) for b in plan.plans)), None)
+
+    def left_in_use(self) -> int:
+        """Bytes that the first device has left beside such a pass."""
+        device, plan = self.devices.backends[0], self._plan_in_use()
+        return (device.memory() or (0, 0))[0] - plan.bytes_on(device)
+
+    def _plan_in_use(self) -> Schedule:
         decoder, c = self.parts.decoder, self.config
         inputs = Inputs.empty(min(512, c.n_ctx), with_rows=True)
         n = min(4096, c.n_ctx)
@@ -170,8 +188,7 @@ class Model:
             out = build(self.parts, inputs, self.adapters, cache)
         else:
             out = decoder.hidden(Net(self.parts.weights, Inputs.empty(min(512, c.n_ctx))))
-        plan = self.plan(out)
-        return next(filter(None, (lack_of(b, plan.bytes_on(b)) for b in plan.plans)), None)
+        return self.plan(out)
 
     def __repr__(self) -> str:
         weights, c = self.parts.weights.values(), self.config
@@ -568,6 +585,7 @@ def load(
     device: str = "cpu",
     gpu_layers: int | str | None = None,
     split: Sequence[float] | None = None,
+    stream_weights: str | None = None,
 ) -> Model:
     """Open a GGUF model, and LoRA adapters for it.
 
@@ -576,12 +594,13 @@ def load(
     compute: how products with quantised weights are computed, see pyggml.kernels.gemm. "f32" is
     exact; "bf16" and "int8" round, and are slow on CPUs without such instructions; "auto" takes the
     fastest. backends: devices to compute, train and generate on, in order of preference. The CPU
-    runs what they lack, with a warning; without backends it runs everything. device: "cuda",
-    "cuda:1" or "auto" opens such a device as the last of the backends, "cuda:0,cuda:1" both.
-    gpu_layers: so many of the last blocks are computed by the devices, one more than there are: the
-    output too; "all", or "auto": as many as fit into their memory. split: the share of them that
-    each device has. Raises GGUFError,
-    ModelError, AdapterError, ConfigError or DeviceError: one sentence that names the fault.
+    runs what they lack, with a warning. device: "cuda", "cuda:1" or "auto" opens such a device as
+    the last of the backends, "cuda:0,cuda:1" both. gpu_layers: so many of the last blocks are
+    computed by the devices, one more than there are: the output too; "all", or "auto": as many as
+    fit into their memory. split: the share of them that each device has. stream_weights: "on"
+    leaves the weights of blocks in the file, from which each pass copies them to the device; "off"
+    none; "auto", the default, as few as its memory requires. Raises GGUFError, ModelError,
+    AdapterError, ConfigError or DeviceError: one sentence that names the fault.
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)
     if known is None:
@@ -595,10 +614,9 @@ def load(
     model = Model(file, parts, known, [*backends, *backends_of(device, compute)])
     if gpu_layers is not None or split is not None or "," in device:
         _place(model, "all" if gpu_layers is None else gpu_layers, split or (), device)
-    if adapter is None:
-        return model
+    _stream(model, stream_weights or "auto")
     given = [adapter] if isinstance(adapter, str | os.PathLike | tuple) else adapter
-    return model.with_adapter_files(*given)
+    return model if given is None else model.with_adapter_files(*given)
 
 
 def _place(
@@ -623,6 +641,22 @@ def _place(
     if n >= n_all and len(devices) == 1 and not shares:
         return None
     return model.place(n, shares)
+
+
+def _stream(model: Model, word: str) -> None:
+    """Have weights stream, as `load` says."""
+    if word not in WORDS:
+        raise ConfigError([("stream_weights", f"is {word!r}, known are {', '.join(WORDS)}")])
+    if word == "on":
+        model.stream(model.config.n_layer)
+    if word != "auto" or model.placement is not None:
+        return
+    device = model.devices.backends[0]
+    memory = device.memory()
+    weights = sum(w.n_bytes for w in model.parts.weights.values())
+    is_tight = device.streamed is not None and memory is not None and 2 * weights > memory[0]
+    if is_tight and (lack := model.lack_in_use()):
+        model.stream_for(lack, model.left_in_use)
 
 
 def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:

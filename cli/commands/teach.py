@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from pyggml import load, threads
-from pyggml.cli.terminal.devices import say_placement
+from pyggml.cli.terminal.devices import WHERE, say_placement
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.help import GroupedCommand
 from pyggml.cli.terminal.hub import data_files
@@ -91,8 +91,6 @@ def command(
     temperature: float,
     compute: str,
     device: str,
-    gpu_layers: int | str | None,
-    split: tuple[float, ...] | None,
     **given: Any,
 ) -> None:
     """Keep a teacher's probabilities of every token that a student is to learn.
@@ -101,7 +99,8 @@ def command(
     """
     threads.set(given.pop("threads"))
     config = DataConfig(**given_settings(DataConfig, {}, given))
-    opened = load(model, compute=compute, device=device, gpu_layers=gpu_layers, split=split)
+    where = {name: given.pop(name) for name in WHERE if name in given}
+    opened = load(model, compute=compute, device=device, **where)
     say_placement(opened)
     if config.ctx > opened.config.n_ctx:
         fault = f"is {config.ctx}, wanted at most the model's {opened.config.n_ctx}"

@@ -1,4 +1,4 @@
-"""Options of where a model is computed: --device, --gpu-layers and --split."""
+"""Options of where a model is computed: --device, --gpu-layers, --split, --stream-weights."""
 
 from __future__ import annotations
 
@@ -80,12 +80,22 @@ DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
             "[default: as much as each has free]",
         },
     ),
+    "stream_weights": (
+        ["--stream-weights"],
+        {
+            "type": click.Choice(["auto", "on", "off"]),
+            "metavar": "WORD",
+            "help": "on: weights of blocks stay in the file, from which each pass copies them to "
+            "the card beside its products; auto: as few as its memory requires; off  "
+            "[default: auto]",
+        },
+    ),
 }
 WHERE = (*DEVICES,)  # what `load` takes of these
 
 
 def device_options(of_several: str = _OF_BLOCKS) -> list[GroupedOption]:
-    """--device, --gpu-layers and --split, None where they are not given. of_several: what --device
+    """These options, None where they are not given. of_several: what --device
     says of several devices."""
     options = [GroupedOption([*n], group="memory", **about) for n, about in DEVICES.values()]
     options[0].help = (options[0].help or "").replace(_OF_BLOCKS, of_several)
@@ -93,6 +103,8 @@ def device_options(of_several: str = _OF_BLOCKS) -> list[GroupedOption]:
 
 
 def say_placement(model: Model) -> None:
-    """Print which device computes which of a model's blocks, if several do."""
+    """Print which device computes which of a model's blocks, if several do, and what streams."""
     if model.placement is not None:
         say_progress(f"layers: {model.placement}")
+    if model.streaming is not None:
+        say_progress(f"streamed: {model.streaming}")

@@ -158,7 +158,7 @@ compute_option = click.option(
 
 
 def compute_options(function: F) -> F:
-    """--threads, --compute, --device, --gpu-layers and --split."""
+    """--threads, --compute, --device, --gpu-layers, --split and --stream-weights."""
     for name in reversed(WHERE):
         names, about = DEVICES[name]
         default = "cpu" if name == "device" else None
@@ -194,6 +194,7 @@ class ModelSource:
     layers: tuple[int, int] | None = None
     gpu_layers: int | str | None = None
     split: tuple[float, ...] | None = None
+    stream_weights: str | None = None
 
     def load(self) -> Model:
         """The model, with the control vectors. Raises PyggmlError as `pyggml.load` does, and for
@@ -255,12 +256,21 @@ def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
         control_vector_layers: tuple[int, int] | None = None,
         gpu_layers: int | str | None = None,
         split: tuple[float, ...] | None = None,
+        stream_weights: str | None = None,
         **given: Any,
     ) -> Any:
         check_control_layers(control_vector_layers, control_vector or ())
-        of_controls = control_vector or (), control_vector_layers
         source = ModelSource(
-            model, lora or (), threads, compute, device, *of_controls, gpu_layers, split
+            path=model,
+            adapters=lora or (),
+            threads=threads,
+            compute=compute,
+            device=device,
+            controls=control_vector or (),
+            layers=control_vector_layers,
+            gpu_layers=gpu_layers,
+            split=split,
+            stream_weights=stream_weights,
         )
         return function(source=source, **given)
 

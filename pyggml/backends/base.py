@@ -108,6 +108,10 @@ class Backend(ABC):
         joined with those of nodes, and run beside them."""
         return self.bind_write(tensor, values)
 
+    def copy_rate(self, values: np.ndarray) -> float | None:
+        """Bytes a second at which an array is streamed, measured; None if it does not tell."""
+        return None
+
     def scratch(self, node: Tensor) -> int:
         """Bytes of scratch that the node's kernel needs while it runs."""
         return 0

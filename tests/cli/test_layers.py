@@ -114,6 +114,7 @@ def test_where_blocks_are(model, n_layers, shares, wanted):
         (("-ngl", -1), "is '-1', wanted a number of blocks from 0 on, all or auto"),
         (("-ngl", "some"), "is 'some', wanted a number of blocks from 0 on, all or auto"),
         (("-ngl", 2), f"--gpu-layers is 2, {MISSING}"),
+        (("--stream-weights", "on"), "--stream-weights is on, wanted a device that can stream"),
         (("--split", "1,x"), "is '1,x', wanted a share for each device, such as 3,1"),
         (
             ("--device", "a,b", "--split", "3"),
@@ -136,12 +137,56 @@ def test_a_device_is_named_once():
         backends_of("cuda:0,cpu")
 
 
+def plans_of(monkeypatch):
+    """A list that gets what each plan of training says of devices."""
+    planned, whole = [], memory.on_devices
+    monkeypatch.setattr(memory, "on_devices", lambda *a: planned.append(whole(*a)) or planned[-1])
+    return planned
+
+
+def test_weights_stream_where_they_do_not_fit(pyggml, cards, model, text, tmp_path, monkeypatch):
+    """As few as memory requires, to the bytes of the CPU; a dry run says what that costs."""
+    short = ("finetune", "-m", model, "-f", text, "--ctx", 16, "--prompt", "the ")
+    short += ("--compute", "f32", "--grad-checkpointing", "--max-steps", 2)
+    planned = plans_of(monkeypatch)
+    card = cards["a"] = Card("a", 10_000_000)
+    ended = pyggml(*short, "--device", "a", "--dry-run")
+    assert ended.code == 0 and "streamed" not in ended.out
+    card.free = planned[-1][0].n_bytes - 1
+    ended = pyggml(*short, "--device", "a", "--dry-run")
+    said = ended.row("streamed")
+    assert " of 4 blocks stay in the file, " in said and " s at 20 GB/s (assumed)" in said
+    assert f"; the run needs {card.free + 1:,} bytes of a, of whose " in said
+    assert planned[-1][0].n_bytes <= card.free
+    outputs = [tmp_path / name for name in ("cpu", "streamed")]
+    for output, device in zip(outputs, ((), ("--device", "a")), strict=True):
+        ended = pyggml(*short, *device, "-o", output)
+        assert ended.code == 0, ended.err
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    told = (
+        "generate",
+        "-m",
+        model,
+        "-p",
+        "a",
+        "-n",
+        3,
+        "--seed",
+        1,
+        "--compute",
+        "f32",
+        "--device",
+    )
+    on = pyggml(*told, "a", "--stream-weights", "on")
+    assert "streamed: 4 of 4 blocks stay in the file, " in on.err
+    assert on.out == pyggml(*told, "cpu").out
+
+
 def test_auto_takes_what_fits_and_says_why(pyggml, cards, model, text, monkeypatch):
     """In training the plan of its step counts, in use that of a pass; a dry run says what a device
     holds, or that it is full."""
     short = ("-f", text, "--ctx", 16, "--prompt", "the ", "--compute", "f32", "--dry-run")
-    planned, whole = [], memory.on_devices
-    monkeypatch.setattr(memory, "on_devices", lambda *a: planned.append(whole(*a)) or planned[-1])
+    planned = plans_of(monkeypatch)
     card = cards["a"] = Card("a", 10_000_000)
     ended = pyggml("finetune", "-m", model, *short, "--device", "a", "-ngl", "auto")
     assert ended.row("layers").endswith("blocks 0 to 3 and the output; all 5 layers fit")
@@ -150,7 +195,8 @@ def test_auto_takes_what_fits_and_says_why(pyggml, cards, model, text, monkeypat
     assert ended.code == 0, ended.err
     assert "cpu: the embedding" in ended.row("layers")
     assert " of 5 layers fit; with one more the run needs " in ended.row("layers")
-    ended = pyggml("finetune", "-m", model, *short, "--device", "a", "-ngl", "all")
+    whole = ("--device", "a", "-ngl", "all", "--stream-weights", "off")
+    ended = pyggml("finetune", "-m", model, *short, *whole)
     assert ended.code == 2 and f"bytes {card.free:,} are free; smaller are " in ended.err
     card.free = 150_000
     used = ("--device", "a", "-ngl", "auto", "--compute", "f32")

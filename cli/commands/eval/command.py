@@ -85,6 +85,7 @@ def command(
     device: str,
     gpu_layers: int | str | None,
     split: tuple[float, ...] | None,
+    stream_weights: str | None,
     **given: Any,
 ) -> None:
     """Perplexity, token accuracy and right answers of a model, with 95 % confidence intervals.
@@ -102,7 +103,7 @@ def command(
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     data = [File.read(path, config) for path in data_files(files, config.columns)]
     how = {"threads": threads, "compute": compute, "device": device}
-    how |= {"gpu_layers": gpu_layers, "split": split}
+    how |= {"gpu_layers": gpu_layers, "split": split, "stream_weights": stream_weights}
     controls, layers = control_vector or (), control_vector_layers
     check_control_layers(layers, controls)
     _evaluate(subjects(model, lora, others, controls, layers, **how), data, config, as_json)

@@ -97,6 +97,7 @@ class Job:
     gpu_layers: int | str | None
     split: tuple[float, ...] | None
     ranks: int | None
+    stream_weights: str | None
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
     previews_only: bool  # without an output, which a preview does not need
     is_forced: bool = False  # whether outputs replace files of any kind
@@ -236,6 +237,7 @@ def job_of(
         gpu_layers=given["gpu_layers"],
         split=given["split"],
         ranks=given["ranks"],
+        stream_weights=given["stream_weights"],
         fixed=fixed,
         previews_only=given["output"] is _PLACEHOLDER and not given["dry_run"],
     )

@@ -17,6 +17,7 @@ from pyggml.lora.trainer.memory import OnDevice, held_bytes
 from pyggml.lora.trainer.memory import on_devices as on_each
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
+from pyggml.models.streaming import block_bytes
 
 # What a process gets besides what is planned: kernels, and in a first run of its kind the compiler.
 # A 0.6B model's runs took 16 MB, and runs 190 MB (plain LoRA) to 270 MB (DoRA) more with nothing
@@ -99,6 +100,23 @@ def place(job: Job, trained: Trained, n_prompt: int, planner: Planner, ranks: Ra
         return next(filter(None, (d.lacks for d in on_each(passes, p, held, cache))), None)
 
     model.place_what_fits(lack, job.split or ())
+
+
+def stream(job: Job, trainer: Trainer, n_prompt: int) -> None:
+    """Have as few weights stream as a planned run requires, if that is left open."""
+    model, is_open = trainer.model, job.stream_weights in (None, "auto")
+    devices = on_devices(trainer, n_prompt) if is_open and model.placement is None else []
+    lack = next((d.lacks for d in devices if d.lacks and d.backend.streamed is not None), None)
+    if lack is None or not block_bytes(model.parts.weights):
+        return
+
+    def left() -> int:
+        trainer.free()  # so that it is planned again
+        device = on_devices(trainer, n_prompt)[0]
+        return (device.backend.memory() or (0, 0))[0] - device.n_bytes
+
+    model.stream_for(lack, left)
+    trainer.free()
 
 
 def _largest(model: Model) -> int:

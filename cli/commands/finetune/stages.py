@@ -177,10 +177,10 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     trainer = Trainer(
         model, trained.parameters, corpus, job.train, job.objective, ranks, reference=base
     )
+    memory.stream(job, trainer, len(prompt))
     if job.resume is not None:
         _resume(trainer, job.resume)
-    if model.placement is not None:
-        row("layers", str(model.placement))
+    summary.say_places(trainer)
     summary.say_memory(trainer.reserve(), job.train)
     summary.say_steps(trainer, job.fixed)
     summary.say_ranks(trainer, job.device)

@@ -191,6 +191,16 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
     return "there is one window" if len(corpus.train) == 1 else "there is one document"
 
 
+def say_places(trainer: Trainer) -> None:
+    """Print which device computes which blocks, if several do, and what streams to it."""
+    model = trainer.model
+    if model.placement is not None:
+        row("layers", str(model.placement))
+    if (streaming := model.streaming) is not None:
+        row("streamed", str(streaming))
+        row("", f"a pass there and back: {streaming.copies(trainer.passes.training.n_streamed)}")
+
+
 def say_memory(reserved: RunMemory, config: TrainConfig) -> None:
     """Print the memory of a run; ConfigError if there is less than its unmapped part."""
     checkpointing = config.grad_checkpointing

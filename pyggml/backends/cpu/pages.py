@@ -15,12 +15,18 @@ from pyggml.granted import free_memory
 from pyggml.graph.call import Call
 
 ENOUGH = 2  # times the bytes of a file: with so many free, none of its pages need be released
+MOST_LOCKED = 0.8  # of the free memory
 LEAST = 1 << 16  # bytes; the system maps pages in runs of this size
 
 
 def are_scarce(n_bytes: int) -> bool:
     """Whether this process may have too little more memory to keep the pages of so large a file."""
     return free_memory() < ENOUGH * n_bytes
+
+
+def have_room_locked(n_bytes: int) -> bool:
+    """Whether so many bytes of a file may be locked in memory: they leave a fifth of it free."""
+    return n_bytes < MOST_LOCKED * free_memory()
 
 
 def release(a: np.ndarray) -> Call | None:

@@ -27,7 +27,7 @@ from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, 
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, CudaSite, OwnOp
 from pyggml.backends.cuda.runtime.launches import of_library
 from pyggml.backends.cuda.runtime.links import NcclLinks
-from pyggml.backends.cuda.runtime.loading import load, lock_file
+from pyggml.backends.cuda.runtime.loading import copy_rate, load, lock_file
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
@@ -157,6 +157,11 @@ class CudaBackend(Backend):
             send = self._transfers.bind_to_card(target, values)
             writes = [target.array, self._last_copy]
             return BoundCall(of_library(send, reads=[], writes=writes, keeps=values))
+
+    def copy_rate(self, values: np.ndarray) -> float:
+        memory = self.alloc(values.nbytes)
+        with self._working():
+            return copy_rate(Bytes(memory[: values.nbytes]), values)
 
     def _bytes(self, t: Tensor) -> Bytes:
         """The bytes from the tensor's first element to its last, on the card."""

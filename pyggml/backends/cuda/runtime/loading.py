@@ -12,21 +12,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
-from pyggml.backends.cpu.pages import map_of
+from pyggml.backends.cpu.pages import have_room_locked, map_of
 from pyggml.backends.cuda.runtime.driver import CudaAPIError, direct, make_current
 from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.cuda.runtime.transfers import Bytes
-from pyggml.granted import free_memory
 
 _CHUNK = 128 << 20
 _AT_ONCE = 6  # chunks
 _PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_…: for all cards; pages that may not be written
-_MOST = 0.8  # of the free memory, that a file's locked pages may take
 _OWN_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
@@ -87,7 +86,7 @@ def lock_file(values: np.ndarray) -> None:
     if mapped is None or mapped in _FILES:
         return
     start, n = np.frombuffer(mapped, np.uint8).ctypes.data, len(mapped)
-    has_room = n < _MOST * free_memory()
+    has_room = have_room_locked(n)
     _FILES[mapped] = is_locked = has_room and lock_pages(start, n)
     if is_locked:
         finalize(mapped, unlock_pages, start).atexit = False
@@ -99,6 +98,20 @@ def lock_file(values: np.ndarray) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def copy_rate(target: Bytes, values: np.ndarray) -> float:
+    """Bytes a second of copies from locked pages: the second of two."""
+    stretch = _Stretch(values, values.ctypes.data, target.address, target.n)
+    start = stretch.source // mmap.PAGESIZE * mmap.PAGESIZE
+    locked = lock_pages(start, stretch.source + target.n - start)
+    _copy_all([stretch])
+    began = perf_counter()
+    _copy_all([stretch])
+    taken = perf_counter() - began
+    if locked:
+        unlock_pages(start)
+    return target.n / taken
 
 
 @on_card
