@@ -91,7 +91,9 @@ def _open(path: Path) -> int:
     except OSError as error:
         reason = "it is a link" if path.is_symlink() else error.strerror or error
         raise PyggmlError(f"{path}: cannot be made: {reason}") from error
-    content = os.read(handle, _LONGEST + 1) if has_one_name(os.fstat(handle)) else b"none"
+    status = os.fstat(handle)
+    is_ours = has_one_name(status) or not status.st_nlink  # who held it has just removed it
+    content = os.read(handle, _LONGEST + 1) if is_ours else b"none"
     if content and not content.isdigit():
         os.close(handle)
         raise PyggmlError(

@@ -78,6 +78,24 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(place, holder, tmp_
     assert locks(tmp_path) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no open file is removed there")
+def test_a_lock_that_its_holder_removes_while_it_is_opened_is_made_anew(
+    place, tmp_path, monkeypatch
+):
+    really_open, removed = os.open, []
+
+    def open_as_it_goes(path, *how):
+        handle = really_open(path, *how)
+        if not removed:
+            removed.append(path)
+            os.unlink(path)
+        return handle
+
+    monkeypatch.setattr(os, "open", open_as_it_goes)
+    with lock.hold(place):
+        assert len(removed) == 1 and len(locks(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("text", ["", "0", "4294967296"])
 def test_a_place_is_held_by_a_lock_whatever_number_stands_there(text, place, tmp_path):
     """Numbers of processes mean nothing in another container."""
