@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -88,7 +89,7 @@ def test_a_lock_that_its_holder_removes_while_it_is_opened_is_made_anew(
         handle = really_open(path, *how)
         if not removed:
             removed.append(path)
-            os.unlink(path)
+            Path(path).unlink()
         return handle
 
     monkeypatch.setattr(os, "open", open_as_it_goes)
