@@ -23,8 +23,8 @@ peft      the same step by PEFT in bfloat16, in a process of its own (peft_step.
 load      GB/s at which weights go to the card; one copy from locked pages, and from others, of as
           many bytes
 stream    a step whose blocks are made again in the backward pass (--grad-checkpointing), with all
-          weights on the card, and with those of all blocks streamed: seconds, memory; --leave: so
-          many GB of the card are free before, the others taken
+          weights on the card, and with those of all blocks streamed: seconds, memory, a sum of the
+          adapter's bytes; --leave: so many GB of the card are free before, the others taken
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from batches import random_batch
@@ -337,6 +338,7 @@ def stream(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
             streamed_bytes=passes.training.n_streamed, seconds=median(taken[2:]),
             tokens_per_second=n / median(taken[2:]), unpacked=len(card.backend.unpacked),
             seconds_to_first_step=first, leave_gb=options.leave, **fields,
+            crc_of_adapter=crc32(adapter.parameters.data.tobytes()),
         )  # fmt: skip
         del model, adapter, passes, step
         card.free()

@@ -59,6 +59,29 @@ def test_weights_are_loaded_in_chunks(card, tmp_path, monkeypatch):
         np.testing.assert_array_equal(card.read(t), values)
 
 
+def test_weights_stream_in_every_run(card, tmp_path):
+    """Through less memory than they have, also once the run is captured."""
+    RNG.random((4, 1024), np.float32).tofile(tmp_path / "weights")
+    mapped = np.frombuffer(map_file(tmp_path / "weights"), np.float32).reshape(4, 1024)
+    x, weights = leaf(np.ones(1024, np.float32), "x"), [leaf(values) for values in mapped]
+    y, own = x, open_cuda(card.index, "f32")
+    for w in (*weights, *weights):
+        y = mul(y, w)
+    own.streamed.update(weights)
+    devices = Devices([own, CPU()])
+    devices.ahead = weights[0].n_bytes
+    program = bind(schedule(Graph.of(y), devices))
+    assert program.schedule.n_streamed == 8 * weights[0].n_bytes
+    assert program.schedule.plans[own].n_bytes < own.room + 5 * weights[0].n_bytes
+    for factor in (1.0, 2.0, 3.0):
+        write(x, np.full(1024, factor))
+        program()
+        wanted = np.float32(factor)
+        for values in (*mapped, *mapped):
+            wanted = wanted * values
+        np.testing.assert_array_equal(program.read(y), wanted)
+
+
 def test_one_number_has_no_axes(card):
     """NumPy makes a Python number only of such an array."""
     t = placed(card, (), F32)
