@@ -195,7 +195,7 @@ def test_a_fine_tune_with_a_list_is_told_of_the_sweep(finetune):
 def test_all_settings_of_finetune_are_options_here():
     ours = {o.name: o for o in cli.command("sweep").params}
     theirs = {o.name: o for o in cli.command("finetune").params}
-    own = {"resume", "checkpoint_dir", "preview", "dry_run"}
+    own = {"resume", "checkpoint_dir", "preview", "dry_run", "ranks"}
     assert theirs.keys() - ours.keys() == own
     names = {k.get(f.name, f.name) for kind, k in SETTINGS_FLAGS.items() for f in fields(kind)}
     for name in names & ours.keys():

@@ -23,6 +23,7 @@ from pyggml.cli.commands.sweep.lists import (
 )
 from pyggml.cli.commands.sweep.progress import run_all
 from pyggml.cli.commands.sweep.results import OVER, PAGE, results_of, say_table, write_page
+from pyggml.cli.terminal.devices import device_options
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
@@ -108,8 +109,10 @@ def _notes(runs: Sequence[SweepRun]) -> list[str]:
     return [f"{fault}: {', '.join(other)}"] if other else []
 
 
+_OF_BLOCKS = {o.name: o for o in device_options()}  # of several devices, not processes
+_OF_RUNS = [o for o in finetune.params if o.expose_value and o.name not in _NOT_OF_SWEEPS]
 _OPTIONS = [
-    *with_lists([o for o in finetune.params if o.expose_value and o.name not in _NOT_OF_SWEEPS]),
+    *with_lists([_OF_BLOCKS.get(o.name, o) for o in _OF_RUNS]),
     GroupedOption(
         ["-o", "--output"],
         type=OutputFolder(),
