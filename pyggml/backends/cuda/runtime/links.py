@@ -44,7 +44,8 @@ class NcclLinks(Links):
         self._name, self._rank, self._links = f"cuda:{index}", 0, None
 
     def word(self) -> str:
-        return bytes(self._nccl.get_unique_id()).hex()
+        with self._working(), _Explained(self._name):
+            return bytes(self._nccl.get_unique_id()).hex()
 
     def join(self, word: str, rank: int, size: int) -> None:
         self._rank, ident = rank, bytearray.fromhex(word)
