@@ -1,13 +1,17 @@
-"""Training steps of small models from scratch: pyggml against PyTorch, compiled, on the same cores.
+"""Training steps of all tensors of a model: pyggml against PyTorch, compiled, on the same cores or
+the same card.
 
-usage: from_scratch.py --torch-python PATH/TO/python [--shape characters|10M] [--rounds 20]
-                       [--threads 2]
+usage: from_scratch.py --torch-python PATH/TO/python [--shape characters|10M|0.6B] [--rounds 20]
+                       [--threads 2] [--batch N] [--device cpu|cuda] [--ops]
 
 characters is nanoGPT's model for CPUs (4 layers of width 128, 12 × 64 tokens, 65 of a vocabulary),
-10M has 5 layers of width 384, 2,048 tokens and 8 × 256. All tensors train by AdamW, random tokens
-are read. PATH has torch and transformers. Each side is a process of its own, float32 and bfloat16
-are two of PyTorch's; in turn they take five steps, as a run does one after the other, and medians
-of their means are compared. Prints each process' JSON line and a table.
+10M has 5 layers of width 384, 2,048 tokens and 8 × 256, 0.6B is Qwen3's with 512. All tensors train
+by AdamW, random tokens are read. PATH has torch and transformers. Each side is a process of its
+own, float32 and bfloat16 are two of PyTorch's; in turn they take some steps, as a run does one
+after the other, and medians of their means are compared. Prints each side's JSON line and a table.
+
+On a card PyTorch's bfloat16 is that of autocast, with weights in float32 and the fused AdamW, as
+ours; its float32 is left out. --ops says there where the time of ours goes (device.py).
 """
 
 from __future__ import annotations
@@ -16,16 +20,20 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from machine import about, median_seconds, peak_rss_gb
+from sizes import HEAD, N_VOCAB, SIZES
 from turns import Runner
 
 
 class Shape(NamedTuple):
-    """A llama, and the sequences of a step."""
+    """A llama, or where it has a size of Qwen3, that, and the sequences of a step."""
 
     n_layer: int
     width: int
@@ -34,115 +42,179 @@ class Shape(NamedTuple):
     n_vocab: int
     batch: int
     n_ctx: int
+    size: str = ""
 
 
 SHAPES = {
     "characters": Shape(4, 128, 352, 4, 65, 12, 64),
     "10M": Shape(5, 384, 1024, 6, 2048, 8, 256),
+    "0.6B": Shape(28, 1024, 3072, 16, N_VOCAB, 1, 512, "0.6B"),
 }
-STEPS = 5  # of a turn: after others' turns a first step finds cold caches and sleeping threads
+N_STEPS = 5  # of a turn: after others' turns a first step finds cold caches and sleeping threads
 OURS, FLOAT32, BFLOAT16 = "pyggml", "PyTorch float32", "PyTorch bfloat16"
 
 
-def step_of_pyggml(s: Shape, threads: int) -> Callable[[], None]:
-    """A step of a fresh model."""
-    from batches import random_batch
+class Side(NamedTuple):
+    """What is measured: a step, what waits for its end, what is told of it afterwards."""
 
-    import pyggml
+    step: Callable[[], None]
+    wait: Callable[[], object]
+    tell: Callable[[], Mapping[str, Any]]
+
+
+def write_model(s: Shape, path: Path) -> None:
+    """A fresh model, or one of random numbers, if a real size's."""
+    import make_model
+
     from pyggml.fresh import Fresh, hyperparameters, write
-    from pyggml.lora import TrainConfig, train_tensors
-    from pyggml.lora.optim import FlatAdamW
-    from pyggml.lora.trainer.passes import Passes
 
+    if s.size:
+        make_model.write(path, SIZES[s.size], "BF16")
+        return
     sizes = {"block_count": s.n_layer, "embedding_length": s.width, "feed_forward_length": s.n_ff}
     heads = {"attention.head_count": s.n_head, "attention.head_count_kv": s.n_head}
     keys = {f"llama.{name}": n for name, n in (sizes | heads).items()}
     metadata = hyperparameters("llama", 10**6, s.n_vocab, s.n_ctx, keys=keys)
     no_text = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": s.n_vocab}
+    write(path, Fresh(metadata, s.n_vocab, no_text))
+
+
+def of_pyggml(s: Shape, options: argparse.Namespace) -> Side:
+    """Full training, what is trained in float32."""
+    from batches import random_batch
+
+    import pyggml
+    from pyggml.lora import TrainConfig, train_tensors
+    from pyggml.lora.optim import FlatAdamW
+    from pyggml.lora.ranks import ALONE
+    from pyggml.lora.trainer.gradient import StepGradient
+    from pyggml.lora.trainer.passes import Passes
+
+    card: Any = None
+    if options.device == "cuda":
+        from device import Card
+
+        card = Card(0)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "fresh.gguf")
-        write(path, Fresh(metadata, s.n_vocab, no_text))
-        model = pyggml.load(path)
-    pyggml.threads.set(threads)
+        path = Path(folder, "model.gguf")
+        write_model(s, path)
+        model = pyggml.load(path, backends=[card.backend] if card else ())
+    pyggml.threads.set(options.threads)
     trained = train_tensors(model, ["*"])
-    p, n_tokens = trained.parameters, s.batch * s.n_ctx
+    p, n_tokens, devices = trained.parameters, s.batch * s.n_ctx, model.devices
     passes = Passes(trained.model, p, n_tokens, s.n_ctx)
-    optimiser, batch, done = (
-        FlatAdamW(p, TrainConfig()),
-        random_batch(s.batch, s.n_ctx, s.n_vocab),
-        [0],
-    )
+    devices.hold(*chain(*p.buffers.values()))
+    optimiser, gradient = FlatAdamW(p, TrainConfig(), devices), StepGradient(p, devices, ALONE)
+    batch, done = random_batch(s.batch, s.n_ctx, s.n_vocab), [0]
 
     def step() -> None:
         done[0] += 1
-        p.gradient[:] = 0
+        gradient.begin()
         passes.train(batch)
         optimiser.clip()
         optimiser.step(1e-3, done[0])
 
-    return step
+    def tell() -> Mapping[str, Any]:
+        if card is None:
+            return {}
+        from device import time_by_op, time_of_graph
+
+        left = {f"{device}: {op}": why for (device, op), why in passes.training.fallbacks.items()}
+        told = {"memory_gb": (card.empty - card.free()) / 1e9, "left_to_cpu": left}
+        if options.ops:
+            told["ops"] = time_by_op(card, passes.programs[0])
+            told["graph"] = time_of_graph(card, passes)
+        return told
+
+    return Side(step, card.stream.synchronize if card else lambda: None, tell)
 
 
-def step_of_torch(s: Shape, threads: int, bfloat16: bool) -> Callable[[], None]:
-    """A step of transformers' llama of the same shape, by torch.compile."""
+def of_torch(s: Shape, options: argparse.Namespace, bfloat16: bool) -> Side:
+    """transformers' model of the same shape, by torch.compile."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    torch.set_num_threads(threads)
-    config = LlamaConfig(
-        vocab_size=s.n_vocab,
-        hidden_size=s.width,
-        intermediate_size=s.n_ff,
-        num_hidden_layers=s.n_layer,
-        num_attention_heads=s.n_head,
-        max_position_embeddings=s.n_ctx,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config).to(torch.bfloat16 if bfloat16 else torch.float32).train()
+    torch.set_num_threads(options.threads)
+    common = {
+        "vocab_size": s.n_vocab,
+        "hidden_size": s.width,
+        "intermediate_size": s.n_ff,
+        "num_hidden_layers": s.n_layer,
+        "num_attention_heads": s.n_head,
+        "max_position_embeddings": s.n_ctx,
+        "tie_word_embeddings": True,
+        "use_cache": False,
+    }
+    on_card = options.device == "cuda"
+    narrow = torch.bfloat16 if bfloat16 and not on_card else torch.float32
+    with torch.device(options.device):
+        if s.size:
+            heads = {"num_key_value_heads": SIZES[s.size].n_head_kv, "head_dim": HEAD}
+            model = Qwen3ForCausalLM(Qwen3Config(**common, **heads))
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**common))
+    model = model.to(narrow).train()
     forward = torch.compile(model, dynamic=False)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    ids = torch.randint(0, s.n_vocab, (s.batch, s.n_ctx))
+    ids = torch.randint(0, s.n_vocab, (s.batch, s.n_ctx), device=options.device)
 
     def step() -> None:
-        forward(input_ids=ids, labels=ids).loss.backward()
+        rounds = torch.autocast("cuda", torch.bfloat16) if on_card else nullcontext()
+        with rounds:
+            loss = forward(input_ids=ids, labels=ids).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
 
-    return step
+    def tell() -> Mapping[str, Any]:
+        return {"memory_gb": torch.cuda.max_memory_allocated() / 1e9} if on_card else {}
+
+    return Side(step, torch.cuda.synchronize if on_card else lambda: None, tell)
 
 
-def measure(side: str, shape: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The median step of one side."""
-    s = SHAPES[shape]
-    if side == OURS:
-        step = step_of_pyggml(s, options.threads)
-    else:
-        step = step_of_torch(s, options.threads, side == BFLOAT16)
-    step()
+    s = SHAPES[options.shape]
+    s = s._replace(batch=options.batch or s.batch)
+    ours = options.side == OURS
+    side = of_pyggml(s, options) if ours else of_torch(s, options, options.side == BFLOAT16)
+    n_steps = 1 if s.size and options.device == "cpu" else N_STEPS
+    side.step()
 
     def turn() -> None:
-        for _ in range(STEPS):
-            step()
+        for _ in range(n_steps):
+            side.step()
+        side.wait()
 
-    seconds = median_seconds(turn, options.rounds, options.in_turns) / STEPS
+    seconds = median_seconds(turn, options.rounds, options.in_turns) / n_steps
     return {
-        "side": side,
-        "shape": shape,
+        "side": options.side,
+        "shape": options.shape,
+        "batch": s.batch,
+        "ctx": s.n_ctx,
         "seconds": round(seconds, 5),
         "tokens_per_second": round(s.batch * s.n_ctx / seconds),
         "peak_rss_gb": round(peak_rss_gb(), 2),
+        **side.tell(),
         **about("pyggml", "torch"),
     }
 
 
 def race(options: argparse.Namespace) -> None:
-    """All sides in turn."""
+    """All sides in turn; they get ready at the same time."""
     common = ["--shape", options.shape, "--rounds", str(options.rounds)]
-    common += ["--threads", str(options.threads)]
+    common += ["--threads", str(options.threads), "--device", options.device]
+    common += ["--batch", str(options.batch)] + ["--ops"] * options.ops
     pythons = {OURS: sys.executable, FLOAT32: options.torch_python, BFLOAT16: options.torch_python}
-    runners = [Runner(p, Path(__file__), "--side", side, *common) for side, p in pythons.items()]
+    if options.device == "cuda":
+        del pythons[FLOAT32]
+
+    def start(side: str) -> Runner:
+        return Runner(pythons[side], Path(__file__), "--side", side, *common)
+
+    with ThreadPoolExecutor() as pool:
+        runners = [*pool.map(start, pythons)]
     for _ in range(options.rounds):
         lines = [runner.turn() for runner in runners]
     results = [json.loads(line) for line in lines]
@@ -158,11 +230,14 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="characters")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=0, help="sequences of a step")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--ops", action="store_true", help="where a card's time goes")
     parser.add_argument("--side", choices=[OURS, FLOAT32, BFLOAT16], help="measure this one alone")
     parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
     options = parser.parse_args()
     if options.side:
-        print(json.dumps(measure(options.side, options.shape, options)))
+        print(json.dumps(measure(options)))
     elif options.torch_python:
         race(options)
     else:

@@ -108,6 +108,23 @@ def packed_rows(n: int, kind: str) -> np.ndarray:
     return quantize(some, kind).reshape(256, -1)
 
 
+def write(
+    out: Path,
+    size: Size,
+    kind: str,
+    n_layer: int | None = None,
+    vocab: Path | None = None,
+) -> None:
+    """Write a model of this size. kind: see --type. n_layer: fewer than it has; vocab: see above"""
+    n_layer = n_layer or size.n_layer
+    of, rng = shapes(size, n_layer), np.random.default_rng(0)
+    tensors = [
+        (name, dtype, of[name], partial(values, of[name], dtype, rng))
+        for name, dtype in types(kind, of, size, n_layer).items()
+    ]
+    gguf.write(out, metadata(size, n_layer) | vocabulary(vocab), tensors)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
@@ -116,15 +133,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=Path, help="a GGUF with the tokens' text")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     options = parser.parse_args()
-    size = SIZES[options.size]
-    n_layer = options.layers or size.n_layer
-    of, rng = shapes(size, n_layer), np.random.default_rng(0)
-    tensors = [
-        (name, dtype, of[name], partial(values, of[name], dtype, rng))
-        for name, dtype in types(options.type, of, size, n_layer).items()
-    ]
-    about = metadata(size, n_layer) | vocabulary(options.vocab)
-    gguf.write(options.out, about, tensors)
+    write(options.out, SIZES[options.size], options.type, options.layers, options.vocab)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from pyggml.gguf import GGUFFile
 from pyggml.graph.arrays import array, read, write
 from pyggml.graph.dtypes import BF16, F16, F32, HALVES, DType
 from pyggml.graph.tensor import Tensor, leaf
-from pyggml.kernels import gemm
 from pyggml.lora.adapter.names import FIXED, PARTS, fits, part_patterns
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
@@ -102,7 +101,7 @@ def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False
     router, last-4 for the last four blocks, or a module's name in transformers.
 
     Matrices are multiplied in bfloat16, and so are their gradients, with sums in float32, if the
-    compute type of the model rounds floats here and no other device computes it: "f32" is exact.
+    compute type of the model rounds floats on each device that computes it: "f32" is exact.
 
     Raises AdapterError for a pattern without a match, with every matching tensor that is not F32,
     F16 or BF16, and for halves on a card.
@@ -136,7 +135,8 @@ def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False
 def _narrow(model: Model, tensors: Mapping[str, Tensor], words: list[str]) -> dict[str, Tensor]:
     """The tensors, of which matrices that products round are in BF16 for each pass, as words then
     say; those that choose experts are not among them, as a choice may turn over."""
-    if model.devices.have_copies or not gemm.rounds(model.backend.compute):
+    computing = model.devices.backends if model.devices.homes else model.devices.backends[:1]
+    if not all(backend.rounds_floats for backend in computing):
         return {**tensors}
     specs, router = model.parts.decoder.tensors(), PARTS["router"]
     output = f"{model.parts.output_name}.weight"

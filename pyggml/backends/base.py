@@ -37,6 +37,11 @@ class Backend(ABC):
         """What computes and how its products round: what is measured here holds for all such."""
         return self.name
 
+    @property
+    def rounds_floats(self) -> bool:
+        """Whether products with a matrix in BF16 round what they multiply with it."""
+        return False
+
     @abstractmethod
     def refusal(self, node: Tensor) -> str | None:
         """None if this device can run the node, else the reason in a few words."""

@@ -15,6 +15,7 @@ from pyggml.graph.op import SAVED, changed_by
 from pyggml.graph.tensor import Tensor
 
 Writer = tuple[Tensor, float, float]  # a node, and the first byte and the end of what it changes
+Piece = tuple[Tensor, float, float]  # an owner of memory, and there the first byte and the end
 
 
 def last_write(t: Tensor) -> Tensor:
@@ -95,6 +96,26 @@ def _bytes_of(t: Tensor, root: Tensor) -> tuple[float, float]:
     """Where the bytes of t lie in this memory: from the first to the end of the last. A writer that
     changes a whole leaf changes all of it."""
     return (t.offset, t.offset + extent(t)) if t.root is root else (-inf, inf)
+
+
+def piece_of(t: Tensor) -> Piece:
+    """Where a tensor lies."""
+    return t.root, *_bytes_of(t, t.root)
+
+
+def changed_pieces(node: Tensor) -> list[Piece]:
+    """The memory that a node's kernel changes, other than its own result."""
+    return [(root, *_bytes_of(node, root)) for root in changed_by(node)]
+
+
+def meet(some: Iterable[Piece], others: Iterable[Piece]) -> bool:
+    """Whether a piece of some has a byte of another one."""
+    others = [*others]
+    return any(
+        a is b and first < end and start < last
+        for a, first, last in some
+        for b, start, end in others
+    )
 
 
 def _share(own: Tensor, writer: Tensor, reader: Tensor | None) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from pyggml.graph.graph import Graph
-from pyggml.graph.op import changed_by, has_kernel
-from pyggml.graph.overwriting import maker
+from pyggml.graph.op import has_kernel
+from pyggml.graph.overwriting import changed_pieces, maker, meet, piece_of
 from pyggml.graph.pattern import Match, Pattern
 from pyggml.graph.rewrite import Replacements, rewrite
 from pyggml.graph.tensor import Tensor
@@ -74,13 +74,12 @@ class _Joining:
     def _can_be_one(self, nodes: Collection[Tensor], new: Tensor) -> bool:
         """Whether these can run at once, as a new node."""
         first, last = self._span(nodes)
-        changed = {root for t in nodes for root in changed_by(t)}
-        ours = changed.union(s.root for t in nodes for s in t.src)
+        changed = [piece for t in nodes for piece in changed_pieces(t)]
+        ours = changed + [piece_of(s) for t in nodes for s in t.src]
         for t in self.graph.nodes[first:last]:
-            touched = ours.intersection(changed_by(t)) or changed.intersection(
-                s.root for s in t.src
-            )
-            if touched and t not in nodes and has_kernel(t):
+            if t in nodes or not has_kernel(t):
+                continue
+            if meet(ours, changed_pieces(t)) or meet(changed, map(piece_of, t.src)):
                 return False
         return not self._needs(new, nodes, first)
 

@@ -215,3 +215,14 @@ def with_products(monkeypatch):
 
     for module in (gradients, products):
         monkeypatch.setattr(module, "multiply", _multiply)
+
+
+def with_cublas(monkeypatch):
+    """Let the simulator have cuBLAS, for all products."""
+    from pyggml.backends.cuda import rewrites
+    from pyggml.backends.cuda.gemm import cublas
+
+    with_products(monkeypatch)
+    monkeypatch.setattr(cublas, "multiply", _multiply)
+    for module in (cublas, rewrites):
+        monkeypatch.setattr(module, "has_cublas", lambda: True)

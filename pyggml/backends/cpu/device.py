@@ -15,6 +15,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 from pyggml.jit.isa import cpu_name
 from pyggml.jit.tasks import join_launches
+from pyggml.kernels import gemm
 from pyggml.kernels.kernel import KERNELS, Compute, Kernel, Site
 from pyggml.kernels.reference import BY_REFERENCE, lacks_of_reference
 
@@ -33,6 +34,10 @@ class CPU(Backend):
     @property
     def about(self) -> str:
         return f"{cpu_name()} of {os.cpu_count()}, threads {threads.get()}, {self.compute}"
+
+    @property
+    def rounds_floats(self) -> bool:
+        return gemm.rounds(self.compute)
 
     def refusal(self, node: Tensor) -> str | None:
         return None if node.op in KERNELS else lacks_of_reference(node)

@@ -33,8 +33,8 @@ class Factor:
 
 def factor_of(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Factor:
     """Rows and columns of t, the last two axes; the earlier ones are batches."""
-    steps = [s // F32.block_bytes for s in t.strides]
-    if t.dtype is not F32:
+    steps = [s // t.dtype.block_bytes for s in t.strides]
+    if t.dtype.quantised:
         steps = [t.shape[-1], 1]  # weights are counted, not bytes
     row, k = (steps[-1], steps[-2]) if is_transposed else (steps[-2], steps[-1])
     some = (1,) * (4 - len(t.shape)) + t.shape[:-2]

@@ -96,7 +96,8 @@ def holds(node, wanted, card):
 # with experts have tests of their own, since they take no small ones.
 NARROW = {
     "rms_norm_mul": (0,), "rms_norm_mul_back": (0, 2), "rope_apply": (0,), "rope_apply_back": (0,),
-    "wide_product": (), "wide_back": (),
+    "wide_product": (), "wide_back": (), "swiglu": (0, 1), "swiglu_back_gate": (0, 1, 2),
+    "cross_entropy_rows_back": (),
 }  # fmt: skip
 
 
@@ -107,6 +108,8 @@ def test_a_narrowed_op_agrees_with_its_reference(name, rounding):
         node = op(*sources, **params)
         if name.startswith("rms") and not holds_rows(node):
             continue  # rows that the kernel reads twice, in F32
+        if node.shape[-1] % 4 and not name.startswith("wide"):
+            continue  # rows that do not begin where four numbers are moved at once
         assert node.dtype is BF16
         holds(node, [op.ref(*(in_float64(s).copy() for s in sources), **params)], rounding)
         computed += 1

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cuda.gemm import PATHS, CudaOperands, CudaProblem, Factor, path_of
+from pyggml.backends.cuda.gemm.cublas import CUBLAS, has_cublas
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
-from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.dtypes import BF16, DTYPES
 from pyggml.quants import QUANTS, dequantize, quantize
 
 # Largest error, relative to the largest number: of float32, of bfloat16, and of numbers in digits.
@@ -41,6 +42,35 @@ def test_a_path_agrees_with_numpy(path, kind, is_back, compute):
     rounds = "digits" if path.name == "few rows" else "bf16"
     allowed = ALLOWED[rounds if problem.rounds and (path.shares or rounds == "digits") else "f32"]
     assert np.abs(found - wanted).max() <= allowed * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_the_gradient_of_a_matrix(kind, monkeypatch):
+    """dyᵀ·x, which both lie as they came: neither along the sum."""
+    if SIMULATED:
+        from warps import with_cublas
+
+        with_cublas(monkeypatch)
+    elif not has_cublas():
+        pytest.skip("cuBLAS is not installed")
+    rng, (m, n, k) = np.random.default_rng(3), (11, 16, 24)
+    dy, x = (rng.standard_normal((k, size)).astype(np.float32) for size in (m, n))
+    factors = Factor(1, m, dtype=DTYPES[kind]), Factor(1, n, dtype=BF16)
+    problem = CudaProblem(m, n, k, *factors, compute="bf16")
+    assert path_of(problem) is CUBLAS
+    arrays = [
+        quantize(a, t).view(DTYPES[t].numpy).reshape(-1) for a, t in ((dy, kind), (x, "BF16"))
+    ]
+    y, before = cuda.device_array(m * n, np.float32), rng.standard_normal(m * n, np.float32)
+    y.copy_to_device(before)
+    scratch = cuda.to_device(np.zeros(CUBLAS.scratch(problem) + 1, np.uint8))
+    operands = CudaOperands(y, *map(cuda.to_device, arrays), scratch, True, cuda.default_stream())
+    in_turn(CUBLAS.bind(problem, operands))()
+    wanted = dy.astype(np.float64).T @ x + before.reshape(m, n)
+    assert (
+        np.abs(y.copy_to_host().reshape(m, n) - wanted).max()
+        <= ALLOWED["bf16"] * np.abs(wanted).max()
+    )
 
 
 @pytest.mark.parametrize("m", [1] if SIMULATED else [1, 3, 5])

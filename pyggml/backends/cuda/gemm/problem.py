@@ -2,8 +2,8 @@
 
     C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]
 
-A is float32, B of any type. A `Factor` says where its numbers lie, so that a transposed factor is
-the same product with other steps.
+A is float32, B of any type; beside a B in BF16, cuBLAS takes A in BF16 too. A `Factor` says where
+its numbers lie, so that a transposed factor is the same product with other steps.
 """
 
 from collections.abc import Callable

@@ -25,13 +25,24 @@ Multiply = Callable[..., Call]  # (stream, (m, n, k), a, Form, b, Form, c, step 
 
 
 def takes(p: CudaProblem) -> bool:
-    """Whether the factors lie as they must."""
-    return p.a_is_whole and p.b.row * p.b.k == (p.k if p.b_in_rows else p.n)
+    """Whether the factors lie as they must: A may be turned if W needs no unpacking."""
+    a_lies_well = p.a_is_whole or (_is_ready(p) and _is_turned(p))
+    return a_lies_well and p.b.row * p.b.k == (p.k if p.b_in_rows else p.n)
+
+
+def _is_turned(p: CudaProblem) -> bool:
+    """Whether A is one matrix whose columns lie one after the other."""
+    return p.is_single and p.a.row == 1 and p.a.k == p.m
 
 
 def _rows(p: CudaProblem) -> tuple[int, int]:
     """(rows of W, numbers of a row)."""
     return (p.n, p.k) if p.b_in_rows else (p.k, p.n)
+
+
+def _is_rounded(p: CudaProblem) -> bool:
+    """Whether A is given in bfloat16."""
+    return p.a.dtype is BF16
 
 
 def _number_size(p: CudaProblem) -> int:
@@ -53,7 +64,7 @@ def _slice_rows(p: CudaProblem) -> int:
 
 def _parts(p: CudaProblem) -> tuple[int, int]:
     """Bytes of scratch for A in bfloat16, and for a slice of W."""
-    a = 2 * p.m * p.k if p.rounds else 0
+    a = 2 * p.m * p.k if p.rounds and not _is_rounded(p) else 0
     w = 0 if _is_ready(p) else _slice_rows(p) * _rows(p)[1] * _number_size(p)
     return round_up(a, ALIGNMENT), round_up(w, ALIGNMENT)
 
@@ -64,7 +75,7 @@ def scratch(p: CudaProblem) -> int:
 
 def bind(p: CudaProblem, o: CudaOperands, multiply: Multiply) -> Call:
     calls, a = [], o.a
-    if p.rounds:
+    if p.rounds and not _is_rounded(p):
         a = (o.scratch[: 2 * p.m * p.k] if o.rounded is None else o.rounded).view(np.uint16)
         if not o.is_rounded:
             calls.append(round_to_bfloat16(a, o.a, o.stream))
@@ -94,6 +105,6 @@ def _slice(
     else:
         sizes, c, columns = (p.m, p.n, some), o.c, a[first:]
         form, accumulate = (False, p.n), o.accumulate or first > 0
-    of_a = (True, o.rounded_step or p.k)
+    of_a = (True, o.rounded_step or p.k) if p.a_is_whole else (False, p.m)
     calls.append(multiply(o.stream, sizes, columns, of_a, w, form, c, p.n, accumulate))
     return calls

@@ -155,7 +155,8 @@ def _multiply(
 def _takes(p: CudaProblem) -> bool:
     """Rows of both factors begin at multiples of 16 bytes."""
     row = p.k if p.b_in_rows else p.n
-    return ptx.TENSOR_CORES and p.rounds and slices.takes(p) and p.k % 8 == row % 8 == 0
+    lies_well = p.a_is_whole and slices.takes(p) and p.k % 8 == row % 8 == 0
+    return ptx.TENSOR_CORES and p.rounds and lies_well
 
 
 def _bind(p: CudaProblem, o: CudaOperands) -> Call:

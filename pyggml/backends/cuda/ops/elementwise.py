@@ -1,6 +1,7 @@
 """Element by element: one number of the result from one number of each source, by a formula.
 
-A thread takes four neighbours at a time where all arrays can be moved so.
+A thread takes four neighbours at a time where all arrays can be moved so; then any of them may be
+BF16 (rewrites/narrow.py).
 """
 
 from functools import cache
@@ -10,7 +11,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code.axes import along_one_axis, place_in_run, sizes, tile_offset
 from pyggml.backends.cuda.code.formulas import device_formula, lanes_of
-from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
+from pyggml.backends.cuda.code.fours import loader, storer, vectorizable
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
@@ -19,10 +20,13 @@ from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
 from pyggml.formulas.text import define
 from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
 from pyggml.ops import OPS
 
 _TEXT = """
-def closing_over(formula, lanes):
+def closing_over(formula, lanes, store, loads):
+    {loads} = loads
+
     def {name}_singly(out, {sources}, settings):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
             out[i] = formula({numbers}, *settings)
@@ -30,24 +34,27 @@ def closing_over(formula, lanes):
     def {name}_fours(out, {sources}, settings):
         for four in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
             i = 4 * four
-            store_four(out, i, *lanes({fours}, settings))
+            store(out, i, *lanes({fours}, settings))
 
     return {name}_singly, {name}_fours
 """
-_NAMES = {"cuda": cuda, "load_four": load_four, "store_four": store_four, "__name__": __name__}
+_NAMES = {"cuda": cuda, "__name__": __name__}
 
 
 @cache
-def _kernels(formula: Formula) -> tuple[Any, Any]:
-    """kernel(out, *sources, settings) for any arrays, and for those that lie in fours."""
+def _kernels(formula: Formula, in_bf16: tuple[bool, ...]) -> tuple[Any, Any]:
+    """kernel(out, *sources, settings) for any float32 arrays, and for those that lie in fours.
+    in_bf16: whether each array is BF16, of the latter"""
     text = _TEXT.format(
         name=formula.name,
         sources=", ".join(formula.sources),
+        loads="".join(f"load_{s}, " for s in formula.sources),
         numbers=", ".join(f"{s}[i]" for s in formula.sources),
-        fours=", ".join(f"load_four({s}, i)" for s in formula.sources),
+        fours=", ".join(f"load_{s}({s}, i)" for s in formula.sources),
     )
-    make = define(text, "closing_over", _NAMES)
-    single, fours = make(device_formula(formula), lanes_of(formula, 4))
+    make, loads = define(text, "closing_over", _NAMES), tuple(map(loader, in_bf16[1:]))
+    lanes = lanes_of(formula, 4)
+    single, fours = make(device_formula(formula), lanes, storer(in_bf16[0]), loads)
     return kernel(single), kernel(fours)
 
 
@@ -98,10 +105,12 @@ def elementwise(formula: Formula) -> CudaKernel:
         arrays, n = (site.out, *site.src), site.node.n_elements
         if any(s.n_elements != n for s in site.node.src):
             return _repeating(formula, site)
-        single, fours = _kernels(formula)
+        in_bf16 = tuple(a.dtype == BF16.numpy for a in arrays)
+        single, fours = _kernels(formula, in_bf16)
         settings = tuple(np.float32(site.node.params[name]) for name in formula.settings)
         if vectorizable(*arrays):
             return per_element(fours, n // 4, site.stream, *arrays, settings)
+        assert not any(in_bf16)
         return per_element(single, n, site.stream, *arrays, settings)
 
     return CudaKernel(bind)

@@ -1,11 +1,13 @@
 """Gated linear units: which there are, and both gradients of swiglu in one kernel."""
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from pyggml.backends.cuda.code.formulas import lanes_of
-from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
+from pyggml.backends.cuda.code.fours import lies_in_fours, loader, storer
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
@@ -14,6 +16,7 @@ from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.formulas.formula import Formula
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import Memory
 from pyggml.graph.pattern import Match
 from pyggml.ops import OPS
@@ -32,13 +35,21 @@ assert SWIGLU.formula is not None and SWIGLU_BACK_GATE.formula is not None
 _unit, _of_gate = lanes_of(SWIGLU.formula, 4), lanes_of(SWIGLU_BACK_GATE.formula, 4)
 
 
-@kernel
-def _swiglu_back(d_gate, d_up, gate, up, dy):
-    for four in range(cuda.grid(1), dy.size // 4, cuda.gridsize(1)):
-        i = 4 * four
-        g, u, d = load_four(gate, i), load_four(up, i), load_four(dy, i)
-        store_four(d_gate, i, *_of_gate(g, u, d, ()))
-        store_four(d_up, i, *_unit(g, d, ()))
+@cache
+def _swiglu_back(in_bf16: tuple[bool, ...]) -> Any:
+    """kernel(d_gate, d_up, gate, up, dy); in_bf16: of each whether it is BF16, else F32."""
+    put_gate, put_up = map(storer, in_bf16[:2])
+    load_gate, load_up, load_dy = map(loader, in_bf16[2:])
+
+    @kernel
+    def swiglu_back(d_gate, d_up, gate, up, dy):
+        for four in range(cuda.grid(1), dy.size // 4, cuda.gridsize(1)):
+            i = 4 * four
+            g, u, d = load_gate(gate, i), load_up(up, i), load_dy(dy, i)
+            put_gate(d_gate, i, *_of_gate(g, u, d, ()))
+            put_up(d_up, i, *_unit(g, d, ()))
+
+    return swiglu_back
 
 
 def _are_gradients(m: Match, compute: Compute) -> bool:
@@ -47,8 +58,9 @@ def _are_gradients(m: Match, compute: Compute) -> bool:
 
 def _bind_swiglu_back(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     of_gate, of_up = sites
-    n = of_gate.node.n_elements
-    return per_element(_swiglu_back, n // 4, of_up.stream, of_gate.out, of_up.out, *of_gate.src)
+    arrays, n = (of_gate.out, of_up.out, *of_gate.src), of_gate.node.n_elements
+    run = _swiglu_back(tuple(a.dtype == BF16.numpy for a in arrays))
+    return per_element(run, n // 4, of_up.stream, *arrays)
 
 
 def _gradients(rng: np.random.Generator) -> Graph:

@@ -64,7 +64,7 @@ def _scratch(node: Tensor, compute: Compute) -> int:
 def _packing_of(node: Tensor, compute: Compute) -> tuple[int, str]:
     """A in bfloat16."""
     p = problem_of(node, compute)
-    shares = p.rounds and path_of(p).shares
+    shares = p.rounds and p.a.dtype is F32 and path_of(p).shares
     return (2 * p.m * p.k, "bf16") if shares else (0, "")
 
 
@@ -89,7 +89,7 @@ def _bind_added(site: CudaSite) -> Call:
 def adding(site: CudaSite, product: Call) -> Call:
     """A product that adds to what its result holds: the first source, copied there before it
     unless it lies there."""
-    if site.in_place:
+    if site.in_place or site.node.is_write:
         return product
     first = site.node.src[0]
     return in_turn(copy_of(site.out, site.src[0], first, site.stream), product)

@@ -12,8 +12,13 @@ Copies to BF16, and of BF16 to F32, of which nothing is left to do are left out.
 from dataclasses import replace
 
 from pyggml.backends.cuda.attention import TENSOR, path_of
+from pyggml.backends.cuda.code.fours import lies_in_fours
+from pyggml.backends.cuda.gemm import path_of as by_path
+from pyggml.backends.cuda.gemm.cublas import CUBLAS
 from pyggml.backends.cuda.ops.experts.products import in_tiles
+from pyggml.backends.cuda.ops.lora.operands import FORMULAS
 from pyggml.backends.cuda.ops.norm.by_row import holds_rows
+from pyggml.backends.cuda.ops.products import problem_of
 from pyggml.backends.cuda.runtime.kernel import OwnOp, bf16_op, is_of
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
@@ -24,7 +29,8 @@ from pyggml.graph.verify import graph_pass
 from pyggml.ops import cpy
 
 _PRODUCTS = ("wide_product", "wide_back")
-_NORMS = {"rms_norm_mul": (0,), "rms_norm_mul_back": (0, 2)}  # op -> sources that may be BF16
+# op -> sources that may be BF16
+_NORMS = {"rms_norm_mul": (0,), "rms_norm_mul_back": (0, 2), "rms_norm_mul_back_w": (0, 1)}
 _UNITS = {"weighted_unit": 2, "unit_gradients": 3}  # op -> sources that may be BF16, the first ones
 _TURNS = ("rope_apply", "rope_apply_back")
 _ATTENTION = {"flash_attn_ext": (0, 1, 2), "flash_attn_back": (0, 1, 2, 4, 6)}
@@ -34,9 +40,10 @@ _GRADIENTS = 2  # results that flash_attn_back saves: dk and dv
 
 @graph_pass
 def narrow(graph: Graph) -> Graph:
-    """The graph of wide products, with fewer numbers in F32; the same graph if it has none."""
-    is_wide = any(is_of(t, "wide_rows") for t in graph.nodes)
-    return _Narrower(graph).run() if is_wide else graph
+    """The graph of wide products, or of matrices that are trained in BF16, with fewer numbers in
+    F32; the same graph if it has none."""
+    rounds = any(is_of(t, "wide_rows") or _is_gradient(t) for t in graph.nodes)
+    return _Narrower(graph).run() if rounds else graph
 
 
 class _Narrower:
@@ -141,7 +148,8 @@ class _Narrower:
 
 def _view_in_bf16(t: Tensor, of: Tensor) -> Tensor:
     """of: narrow in the new graph, if not yet here; so its view is made by hand."""
-    return replace(t, src=(of, *t.src[1:]), dtype=BF16, strides=(), base=of.root, data=None)
+    strides = tuple(s * BF16.block_bytes // t.dtype.block_bytes for s in t.strides)
+    return replace(t, src=(of, *t.src[1:]), dtype=BF16, strides=strides, base=of.root, data=None)
 
 
 # -- ops ------------------------------------------------------------------------------------------
@@ -151,7 +159,18 @@ def _is_product(t: Tensor) -> bool:
     """Whether t is a product of rounded factors whose kernel can write BF16."""
     if is_of(t, "mul_mat_id", "mul_mat_id_back"):
         return in_tiles(t, "bf16")
-    return is_of(t, *_PRODUCTS)
+    return is_of(t, *_PRODUCTS) or (is_of(t, "mul_mat", "out_prod") and _is_of_bf16(t))
+
+
+def _is_of_bf16(t: Tensor) -> bool:
+    """Whether t is a product by cuBLAS with a matrix in BF16, which rounds its last source."""
+    is_product = is_of(t, "mul_mat", "out_prod", "mul_mat_add", "out_prod_add")
+    return is_product and t.src[-2].dtype is BF16 and by_path(problem_of(t, "bf16")) is CUBLAS
+
+
+def _is_gradient(t: Tensor) -> bool:
+    """Whether t is the gradient of a matrix that is trained: dyᵀ·x with x in BF16."""
+    return is_of(t, "out_prod", "out_prod_add") and not t.src[-1].is_view and _is_of_bf16(t)
 
 
 def _can_write(t: Tensor, maker: Tensor) -> bool:
@@ -162,7 +181,10 @@ def _can_write(t: Tensor, maker: Tensor) -> bool:
         plain = path_of(maker, "bf16") is TENSOR
         is_gradient = name == "flash_attn_back" and t in maker.saved[:_GRADIENTS]
         return plain and (t is maker or is_gradient)
-    return t is maker and (name in _TURNS or (name in _NORMS and holds_rows(maker)))
+    if name == "cross_entropy_rows_back":
+        return maker.shape[-1] % 4 == 0
+    is_norm = name in ("rms_norm_mul", "rms_norm_mul_back") and holds_rows(maker)
+    return t is maker and (name in _TURNS or is_norm or _is_unit(maker))
 
 
 def _rounds(t: Tensor, i: int) -> bool:
@@ -172,6 +194,8 @@ def _rounds(t: Tensor, i: int) -> bool:
         return i < _ROUNDED and path_of(t, "bf16") is TENSOR
     if _is_rounded_copy(t):
         return True
+    if _is_of_bf16(t):
+        return i == len(t.src) - 1
     if is_of(t, "mul_mat_id", "mul_mat_id_back"):
         return i == 1 and in_tiles(t, "bf16")
     return _is_operand(t, i) and not t.params.get("formula")
@@ -187,7 +211,7 @@ def _reads(t: Tensor, i: int) -> bool:
         return i in _NORMS[name] and holds_rows(t)
     if name in _UNITS:
         return i < _UNITS[name]
-    return _rounds(t, i) or _is_operand(t, i) or (name in _TURNS and i == 0)
+    return _rounds(t, i) or _is_operand(t, i) or (name in _TURNS and i == 0) or _is_unit(t)
 
 
 def _is_operand(t: Tensor, i: int) -> bool:
@@ -198,9 +222,16 @@ def _is_operand(t: Tensor, i: int) -> bool:
     return t.op.name == "gradient_of_a" and i > 0
 
 
+def _is_unit(t: Tensor) -> bool:
+    """Whether t is a gated unit, or its gradient, whose kernel takes four numbers at a time."""
+    whole = all(s.is_contiguous and s.shape == t.shape for s in t.src)
+    return is_of(t, *FORMULAS) and whole and lies_in_fours(t, *t.src)
+
+
 def _is_whole_view(t: Tensor) -> bool:
-    """Whether t shows all of its source, in the same order."""
-    return t.is_view and t.is_contiguous and t.src[0].is_contiguous and _same_size(t, t.src[0])
+    """Whether t shows all of its source, in the same order or as a transposed matrix."""
+    ordered = t.is_contiguous or is_of(t, "transpose")
+    return t.is_view and ordered and t.src[0].is_contiguous and _same_size(t, t.src[0])
 
 
 def _same_size(t: Tensor, other: Tensor) -> bool:

@@ -8,27 +8,33 @@ from pyggml.backends.cuda.ops.lora.nodes import (
     GRADIENT_OF_B,
     GRADIENT_OF_B_ADD,
 )
+from pyggml.backends.cuda.runtime.kernel import bf16_op
+from pyggml.graph.dtypes import F32
 from pyggml.graph.op import Op, over_first
 from pyggml.graph.pattern import Match, Pattern
 from pyggml.graph.rewrite import Replacements
 from pyggml.graph.table import Rewrite
 from pyggml.ops.product.matmul import OUT_PROD, OUT_PROD_ADD
 
-_ADDING: Mapping[Op, Op] = {
-    OUT_PROD: OUT_PROD_ADD,
-    GRADIENT_OF_A: GRADIENT_OF_A_ADD,
-    GRADIENT_OF_B: GRADIENT_OF_B_ADD,
+OUT_PROD_OF_BF16 = bf16_op(OUT_PROD, (1,), ())  # both of whose factors are BF16
+_ADDING: Mapping[str, Op] = {
+    OUT_PROD.name: OUT_PROD_ADD,
+    GRADIENT_OF_A.name: GRADIENT_OF_A_ADD,
+    GRADIENT_OF_B.name: GRADIENT_OF_B_ADD,
 }
 
 
 def _lies_in_leaf(m: Match) -> bool:
-    return m.total.is_write and m.so_far.shape == m.product.shape and m.product.op in _ADDING
+    return m.total.is_write and m.so_far.shape == m.product.shape and m.product.dtype is F32
 
 
 def _at_once(m: Match) -> Replacements:
-    assert m.product.op is not None
-    add = _ADDING[m.product.op]
-    return {m.total: over_first(add(m.so_far, *m.product.src, **m.product.params))}
+    op, src = m.product.op, m.product.src
+    assert op is not None
+    add = _ADDING[op.name]
+    if op is OUT_PROD_OF_BF16:
+        add = bf16_op(add, (len(src),), ())
+    return {m.total: over_first(add(m.so_far, *src, **m.product.params))}
 
 
 SUM = Rewrite(

@@ -74,6 +74,10 @@ class CudaBackend(Backend):
         with self._working():
             return f"{description_of(self.index)[0]}, {self.compute}"
 
+    @property
+    def rounds_floats(self) -> bool:
+        return self.compute == "bf16"
+
     def refusal(self, node: Tensor) -> str | None:
         kernel = self._declaration(node)
         return "no kernel is declared" if kernel is None else kernel.lacks(node)

@@ -14,7 +14,7 @@ from pyggml.backends.cuda.gemm import path_of
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, FewRowsProduct, FusedNorm, products
 from pyggml.backends.cuda.ops.products import problem_of
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite, is_of
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.op import Memory
@@ -22,7 +22,6 @@ from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import add, mul_mat, rms_norm_mul, scale, swiglu
 from pyggml.ops.layout.cpy import packed_leaf
-from pyggml.ops.product.matmul import MUL_MAT
 
 
 def _are_few(products: Sequence[Tensor], compute: Compute) -> bool:
@@ -43,7 +42,7 @@ def reads_norm(product: Tensor, norm: Tensor) -> bool:
 
 def _follow_norm(m: Match, compute: Compute) -> bool:
     """Products of one normalised A: of queries, keys and values, say."""
-    products = [t for t in m.nodes if t.op is MUL_MAT]
+    products = [t for t in m.nodes if is_of(t, "mul_mat")]
     return reads_norm(products[0], m.norm) and _are_few(products, compute)
 
 
@@ -63,7 +62,7 @@ def _bind(
     sites: Sequence[CudaSite], parts: Sequence[FewRowsProduct], norm: FusedNorm | None = None
 ) -> Call:
     """A launch for a normalised A, of the first node, or for that of the first product."""
-    (product, *_), (first, *_) = (s for s in sites if s.node.op is MUL_MAT), sites
+    (product, *_), (first, *_) = (s for s in sites if is_of(s.node, "mul_mat")), sites
     p, a = problem_of(product.node, product.compute), first.src[0 if norm else 1]
     return products(parts, a, p.m, p.k, first.stream, norm)
 

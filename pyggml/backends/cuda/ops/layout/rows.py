@@ -25,6 +25,7 @@ from pyggml.backends.cuda.runtime.launches import (
     per_row,
     per_rows,
 )
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
@@ -111,16 +112,21 @@ def _get_rows(site: CudaSite) -> Call:
 
 # -- get_rows_back ------------------------------------------------------------------------------
 
+_SHARES = small(64)  # of a column's rows: sums of one row wait for each other
+
 
 @kernel
 def _add_rows(table, dy, ids, n, n_ids, n_rows, batches, cell, fault):
-    """A thread has a column of one batch of a table of zeros, and adds in the order of ids: each
-    run gives the same."""
-    for i in range(cuda.grid(1), table.size // n_rows, cuda.gridsize(1)):
-        b, j = i // n, i % n
+    """A thread has a column of one batch of a table of zeros, of one row in _SHARES, and adds in
+    the order of ids: each run gives the same."""
+    n_columns = table.size // n_rows
+    for i in range(cuda.grid(1), n_columns * _SHARES, cuda.gridsize(1)):
+        b, j, share = i % n_columns // n, i % n, i // n_columns
         first = _batch_of_ids(b, batches[0], batches[1], batches[2]) * n_ids
         for k in range(n_ids):
             wanted = ids[first + k]
+            if wanted % _SHARES != share:
+                continue
             if 0 <= wanted < n_rows:
                 table[(b * n_rows + wanted) * n + j] += dy[(b * n_ids + k) * n + j]
             else:
@@ -133,7 +139,7 @@ def _get_rows_back(site: CudaSite) -> Call:
     n_ids = prod(ids.shape[len(batch) :])
     fault = no_such_row(site, "get_rows_back", n_rows)
     add = per_element(
-        _add_rows, prod(batch) * n, site.stream, site.out, *site.src, n, n_ids,
+        _add_rows, prod(batch) * n * _SHARES, site.stream, site.out, *site.src, n, n_ids,
         n_rows, tuple(Batches.of(batch, ids.shape)), site.faults.cell,
         fault,
     )  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max, block_sum
 from pyggml.backends.cuda.code.formulas import LOG2_E, device_formula, softcap, softcap_back
-from pyggml.backends.cuda.code.fours import load_four
+from pyggml.backends.cuda.code.fours import load_four, storer, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
 from pyggml.backends.cuda.ops.layout.copies import copy_of
@@ -31,10 +31,10 @@ from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
+from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.formulas import LEAST
-from pyggml.ops.loss.loss import LABELLED, LABELLED_BACK, ROWS, SHARE, equal_shares, two_rows
+from pyggml.ops.loss.loss import LABELLED, LABELLED_BACK, SHARE, equal_shares, two_rows
 from pyggml.ops.loss.soft import CASE, ONE_TARGET
 
 _EACH = 4
@@ -51,12 +51,6 @@ def _halves(scratch: Any) -> tuple[Any, Any]:
     numbers = scratch.view(np.float32)
     half = numbers.size // 2
     return numbers[:half], numbers[half:]
-
-
-def _rows(site: CudaSite) -> Call:
-    losses, right = rows = _halves(site.scratch)
-    sums = sum_of(site.out, losses, site.stream), sum_of(site.saved[0], right, site.stream)
-    return in_turn(rows_call(ROWS, site, site.node.src[0].shape[1], rows, site.src), *sums)
 
 
 def _of_labels(of: Formula, site: CudaSite, out: Any) -> list[Call]:
@@ -79,9 +73,84 @@ def _loss_back(site: CudaSite) -> Call:
     return in_turn(*_of_labels(LABELLED_BACK, site, site.out))
 
 
-declare("cross_entropy_rows", CudaKernel(_rows, scratch=two_rows))
 declare("cross_entropy_loss", CudaKernel(_loss, scratch=two_rows))
 declare("cross_entropy_loss_back", CudaKernel(_loss_back, scratch=two_rows))
+
+# -- rows with one target -------------------------------------------------------------------------
+
+
+@kernel
+def _target_losses(losses, right, z, targets, weights, n, fault, number):
+    """Of each row the loss, and 1 if it counts and its target is on top, else 0."""
+    parts = cuda.shared.array(THREADS, np.float32)
+    for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
+        start, target, weight = np.int64(i) * n, targets[i], weights[i]
+        is_token = 0 <= target < n
+        highest, total = _maximum_and_sum(z, start, n, _ZERO, parts)
+        if cuda.threadIdx.x == 0:
+            if not is_token:
+                cuda.atomic.max(fault, 0, number)
+            logit = z[start + target] if is_token else highest
+            counts = weight != _ZERO
+            losses[i] = weight * (math.log(total) + (highest - logit)) if counts else _ZERO
+            right[i] = _ONE if counts and logit == highest else _ZERO
+
+
+@cache
+def _target_gradients(in_fours: bool, in_bf16: bool) -> Any:
+    """kernel(out, d, z, targets, weights, n, …); in_bf16: whether out is, of which in_fours then
+    holds: rows begin and end where four numbers are moved at once."""
+    put, each = storer(in_bf16), _EACH if in_fours else 1
+
+    @device
+    def slope(logit, highest, factor, is_target, whole):
+        share = factor * math.exp(logit - highest)
+        return share - whole if is_target else share
+
+    @kernel
+    def gradients(out, d, z, targets, weights, n, fault, number):
+        parts = cuda.shared.array(THREADS, np.float32)
+        for i in range(cuda.blockIdx.x, weights.size, cuda.gridDim.x):
+            start, target, whole = np.int64(i) * n, targets[i], d[0] * weights[i]
+            if cuda.threadIdx.x == 0 and not 0 <= target < n:
+                cuda.atomic.max(fault, 0, number)
+            highest, total = _maximum_and_sum(z, start, n, _ZERO, parts)
+            factor = whole / total
+            for j in range(each * cuda.threadIdx.x, n, each * cuda.blockDim.x):
+                if in_fours:
+                    a, b, c, e = load_four(z, start + j)
+                    put(
+                        out, start + j, slope(a, highest, factor, j == target, whole),
+                        slope(b, highest, factor, j + 1 == target, whole),
+                        slope(c, highest, factor, j + 2 == target, whole),
+                        slope(e, highest, factor, j + 3 == target, whole),
+                    )  # fmt: skip
+                else:
+                    out[start + j] = slope(z[start + j], highest, factor, j == target, whole)
+
+    return gradients
+
+
+def _rows(site: CudaSite) -> Call:
+    losses, right = _halves(site.scratch)
+    n_rows, n = site.node.src[0].shape
+    arguments = losses, right, *site.src, n, *target_fault(site, n)
+    return in_turn(
+        per_row(_target_losses, n_rows, n, site.stream, *arguments),
+        sum_of(site.out, losses, site.stream),
+        sum_of(site.saved[0], right, site.stream),
+    )
+
+
+def _rows_back(site: CudaSite) -> Call:
+    n_rows, n = site.node.shape
+    in_fours = n % _EACH == 0 and vectorizable(site.out, site.src[1])
+    run = _target_gradients(in_fours, site.out.dtype == BF16.numpy)
+    return per_row(run, n_rows, n, site.stream, site.out, *site.src, n, *target_fault(site, n))
+
+
+declare("cross_entropy_rows", CudaKernel(_rows, scratch=two_rows))
+declare("cross_entropy_rows_back", CudaKernel(_rows_back))
 
 # -- rows with several targets --------------------------------------------------------------------
 

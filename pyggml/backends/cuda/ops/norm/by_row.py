@@ -17,6 +17,7 @@ from pyggml.graph.tensor import Shape, Tensor
 from pyggml.ops import OPS
 
 _MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
+_ELSEWHERE = ("cross_entropy_rows_back",)  # rows of a vocabulary: losses.py
 Loads = tuple[tuple[str, tuple[str, str]], ...]  # see Row
 
 
@@ -95,7 +96,7 @@ def _uneven_groups(node: Tensor) -> str | None:
 
 
 for _op in OPS.values():
-    if _op.formula is not None and _op.formula.of_rows:
+    if _op.formula is not None and _op.formula.of_rows and _op.name not in _ELSEWHERE:
         declare(_op.name, _by_row(_op.formula))
         if _op.name in ("norm", "norm_back"):
             declare(f"group_{_op.name}", CudaKernel(_by_group(_op.formula), _uneven_groups))

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import lies_in_fours
 from pyggml.backends.cuda.code.jit import kernel
+from pyggml.backends.cuda.ops.layout.copies import conversion
 from pyggml.backends.cuda.ops.norm.by_row import holds_rows, rows_call
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
@@ -41,61 +44,80 @@ _NORM, _BACK = RMS_NORM_MUL.formula, RMS_NORM_MUL_BACK.formula
 _CHUNK_ROWS = 64  # rows whose part of dw one block adds up
 
 
-@kernel
-def _rates(rates, x, n, eps):
-    parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(first_row(), rates.size, rows_apart()):
-        squares = ZERO
-        for i in range(row * n + cuda.threadIdx.x, (row + 1) * n, cuda.blockDim.x):
-            squares += x[i] * x[i]
-        r = ONE / math.sqrt(block_sum(squares, parts) / np.float32(n) + eps)
-        if cuda.threadIdx.x == 0:
-            rates[row] = r
+@cache
+def _rates(of_x: Any) -> Any:
+    """of_x: what makes a float of a number of x."""
+
+    @kernel
+    def rates_of_rows(rates, x, n, eps):
+        parts = cuda.shared.array(THREADS, np.float32)
+        for row in range(first_row(), rates.size, rows_apart()):
+            squares = ZERO
+            for i in range(row * n + cuda.threadIdx.x, (row + 1) * n, cuda.blockDim.x):
+                squares += of_x(x[i]) * of_x(x[i])
+            r = ONE / math.sqrt(block_sum(squares, parts) / np.float32(n) + eps)
+            if cuda.threadIdx.x == 0:
+                rates[row] = r
+
+    return rates_of_rows
+
+
+@cache
+def _weighted_sums(of_x: Any, of_dy: Any) -> Any:
+    @kernel
+    def weighted_sums(sums, x, dy, rates, n):
+        """sums (n_chunks, n): of each chunk of rows, Σ r·x·dy."""
+        for chunk in range(first_row(), sums.size // n, rows_apart()):
+            first, last = chunk * _CHUNK_ROWS, min((chunk + 1) * _CHUNK_ROWS, rates.size)
+            for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
+                total = ZERO
+                for row in range(first, last):
+                    total += rates[row] * of_x(x[row * n + j]) * of_dy(dy[row * n + j])
+                sums[chunk * n + j] = total
+
+    return weighted_sums
 
 
 @kernel
-def _weighted_sums(sums, x, dy, rates, n):
-    """sums (n_chunks, n): of each chunk of rows, Σ r·x·dy."""
-    for chunk in range(first_row(), sums.size // n, rows_apart()):
-        first, last = chunk * _CHUNK_ROWS, min((chunk + 1) * _CHUNK_ROWS, rates.size)
-        for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
-            total = ZERO
-            for row in range(first, last):
-                total += rates[row] * x[row * n + j] * dy[row * n + j]
-            sums[chunk * n + j] = total
-
-
-@kernel
-def _sum_chunks(dw, sums):
-    for j in range(cuda.grid(1), dw.size, cuda.gridsize(1)):
-        total = ZERO
-        for at in range(j, sums.size, dw.size):
+def _sum_chunks(out, sums, n):
+    """Rows of out: sums over as many rows of `sums` as a chunk has; the last of them over fewer."""
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        first, total = i // n * _CHUNK_ROWS * n + i % n, ZERO
+        for at in range(first, min(first + _CHUNK_ROWS * n, sums.size), n):
             total += sums[at]
-        dw[j] = total
+        out[i] = total
 
 
-def _chunks(node: Tensor) -> tuple[int, int]:
-    """(rows of x, chunks of them)."""
+def _chunks(node: Tensor) -> list[int]:
+    """Rows of x, chunks of them, chunks of these, until one is left."""
     x = node.src[0]
-    n_rows = x.n_elements // x.shape[-1]
-    return n_rows, -(-n_rows // _CHUNK_ROWS)
+    sizes = [x.n_elements // x.shape[-1]]
+    while len(sizes) == 1 or sizes[-1] > 1:
+        sizes.append(max(-(-sizes[-1] // _CHUNK_ROWS), 1))
+    return sizes
 
 
 def _back_w_scratch(node: Tensor, compute: str) -> int:
-    n_rows, n_chunks = _chunks(node)
-    return 4 * (n_rows + n_chunks * node.shape[-1])
+    n_rows, *chunks = _chunks(node)
+    return F32.block_bytes * (n_rows + sum(chunks[:-1]) * node.shape[-1])
 
 
 def _back_w(site: CudaSite) -> Call:
     x, dy = site.src
-    n, (n_rows, n_chunks) = site.node.shape[-1], _chunks(site.node)
-    scratch = site.scratch.view(np.float32)
-    rates, sums = scratch[:n_rows], scratch[n_rows : n_rows + n_chunks * n]
-    return in_turn(
-        per_rows(_rates, n_rows, n, site.stream, rates, x, n, *site.scalars),
-        per_rows(_weighted_sums, n_chunks, n, site.stream, sums, x, dy, rates, n),
-        per_element(_sum_chunks, n, site.stream, site.out, sums),
-    )
+    of_x, of_dy = (conversion(s.dtype, F32) for s in site.node.src)
+    n, (n_rows, *chunks) = site.node.shape[-1], _chunks(site.node)
+    rates, start, sums = site.scratch.view(np.float32)[:n_rows], n_rows, []
+    for n_chunks in chunks[:-1]:
+        sums.append(site.scratch.view(np.float32)[start : start + n_chunks * n])
+        start += n_chunks * n
+    sums.append(site.out)
+    calls = [
+        per_rows(_rates(of_x), n_rows, n, site.stream, rates, x, n, *site.scalars),
+        per_rows(_weighted_sums(of_x, of_dy), chunks[0], n, site.stream, sums[0], x, dy, rates, n),
+    ]
+    for of, out in pairwise(sums):
+        calls.append(per_element(_sum_chunks, out.size, site.stream, out, of, n))
+    return in_turn(*calls)
 
 
 # -- fusions ------------------------------------------------------------------------------------
