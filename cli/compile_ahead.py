@@ -1,8 +1,9 @@
 """A helper process for the first training step: it compiles kernels, starting from the last.
 
 The run compiles the same kernels from the first, as it meets them. Both keep their results in the
-cache's folder, where the other finds them. A note in that folder says that a step of this kind has
-been taken, so that no later run starts a helper, or sets memory aside for the compiler.
+cache's folder, where the other finds them. A note in that folder has the kinds of nodes that steps
+have computed: a run of these alone starts no helper, and of no others is memory set aside for the
+compiler.
 """
 
 import hashlib
@@ -20,32 +21,43 @@ from typing import Any
 
 from pyggml import load, threads
 from pyggml.graph import Graph
+from pyggml.graph.op import has_kernel
 from pyggml.jit import CACHE, JIT
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.passes import Passes
 
 
-def is_compiled(graph: Graph, compute: str) -> bool:
-    """Whether an earlier run took a step of this kind, so that its kernels are in the cache."""
-    note = _note(graph, compute)
-    return note is not None and note.exists()
+def share_to_compile(graph: Graph, compute: str) -> float:
+    """Of the kinds of nodes of a graph, the share that no earlier run has computed, so that their
+    kernels are not in the cache."""
+    kinds = _kinds(graph, compute)
+    return len(kinds - _compiled(_note())) / max(len(kinds), 1)
 
 
-def _note(graph: Graph, compute: str) -> Path | None:
-    return CACHE / f"{_kind(graph, compute)}.compiled" if CACHE is not None and JIT else None
+def _note() -> Path | None:
+    return CACHE / "nodes.compiled" if CACHE is not None and JIT else None
+
+
+def _compiled(note: Path | None) -> set[str]:
+    """The kinds of nodes whose kernels are in the cache."""
+    try:
+        return set(note.read_text().split()) if note is not None else set()
+    except OSError:
+        return set()
 
 
 @contextmanager
 def run_helper(
     model: Path, lora: LoraConfig | None, train: TrainConfig, ctx: int, graph: Graph, compute: str
 ) -> Iterator[Callable[[], None]]:
-    """A context with a helper, if the graph may be the first of its kind.
+    """A context with a helper, if the graph may have nodes of a new kind.
 
     Yields a function to call after each step. lora: None for no helper.
     """
-    note = _note(graph, compute)
-    if note is None or note.exists():
+    note, kinds = _note(), _kinds(graph, compute)
+    new = kinds - _compiled(note)
+    if note is None or not new:
         yield lambda: None
         return
     alone = lora is None or (train.threads or threads.most()) == 1
@@ -53,7 +65,7 @@ def run_helper(
     if lora is not None and not alone:
         helper = _start_helper([str(model), asdict(lora), asdict(train), ctx])
     if helper is None:
-        yield partial(_leave, note)
+        yield partial(_leave, note, new)
         return
     pipe = helper.stdin
     assert pipe is not None
@@ -62,7 +74,7 @@ def run_helper(
         """Leave the note; the helper ends with the kernel under way."""
         if not pipe.closed:
             pipe.close()
-            _leave(note)
+            _leave(note, new)
 
     with helper:  # which closes the pipe and waits
         try:
@@ -71,9 +83,12 @@ def run_helper(
             helper.terminate()
 
 
-def _leave(note: Path) -> None:
-    with suppress(OSError):
-        note.touch()
+def _leave(note: Path, kinds: set[str]) -> None:
+    """Add these to the note, once. Another run may do so at the same time."""
+    if kinds:
+        with suppress(OSError), note.open("a") as file:
+            file.write("".join(f"{kind}\n" for kind in sorted(kinds)))
+        kinds.clear()
 
 
 def _start_helper(job: list[Any]) -> subprocess.Popen[bytes] | None:
@@ -97,11 +112,11 @@ def _start_helper(job: list[Any]) -> subprocess.Popen[bytes] | None:
     return helper
 
 
-def _kind(graph: Graph, compute: str) -> str:
-    """A digest that is equal for graphs with the same kernels."""
-    nodes = graph.nodes
-    kinds = {(t.op.name, *(s.dtype.name for s in t.src)) for t in nodes if t.op is not None}
-    return hashlib.sha256(repr((compute, sorted(kinds))).encode()).hexdigest()[:12]
+def _kinds(graph: Graph, compute: str) -> set[str]:
+    """Digests, equal for nodes with the same kernel."""
+    nodes = (t for t in graph.nodes if t.op is not None and has_kernel(t))
+    kinds = {(compute, t.op.name, *(s.dtype.name for s in t.src)) for t in nodes if t.op}
+    return {hashlib.sha256(repr(kind).encode()).hexdigest()[:12] for kind in kinds}
 
 
 def main() -> None:

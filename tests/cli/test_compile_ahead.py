@@ -10,6 +10,7 @@ import pytest
 
 from pyggml import load, threads
 from pyggml.cli import compile_ahead
+from pyggml.graph import Graph
 from pyggml.jit import JIT
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.trainer.passes import Passes
@@ -65,12 +66,25 @@ def test_a_helper_compiles_until_the_first_step(helpers, tiny, plan, tmp_path):
         assert helpers[0].wait(PATIENCE) == 0
         assert len(list(tmp_path.rglob("*.nbc"))) < 100, "it left some of 119"
         assert notes(tmp_path)
+        written = notes(tmp_path)[0].read_text()
         done()  # after every later step
+        assert notes(tmp_path)[0].read_text() == written
     with compile_ahead.run_helper(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
         done()
     assert len(helpers) == 1, "a step of this kind has been taken"
     with compile_ahead.run_helper(tiny, LORA, TRAIN, CTX, plan, "bf16"):
         assert len(helpers) == 2, "other kernels"
+
+
+def test_only_kernels_of_new_nodes_are_to_be_compiled(plan, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile_ahead, "CACHE", tmp_path)
+    known = Graph.of(plan["loss"])
+    assert compile_ahead.share_to_compile(known, "f32") == 1
+    with compile_ahead.run_helper(None, None, TRAIN, CTX, known, "f32") as done:
+        done()
+    assert compile_ahead.share_to_compile(known, "f32") == 0
+    assert 0.2 < compile_ahead.share_to_compile(plan, "f32") < 0.8
+    assert compile_ahead.share_to_compile(plan, "bf16") == 1
 
 
 def test_a_run_that_fails_leaves_no_note(helpers, tiny, plan, tmp_path):

@@ -137,7 +137,7 @@ def test_what_is_no_size_is_refused(finetune, text):
 @pytest.fixture(autouse=True)
 def first_of_its_kind(monkeypatch):
     """Whatever other tests have compiled."""
-    monkeypatch.setattr(memory.compile_ahead, "is_compiled", lambda *_: False)
+    monkeypatch.setattr(memory.compile_ahead, "share_to_compile", lambda *_: 1.0)
 
 
 def limit_for(n_more):
@@ -149,8 +149,8 @@ def test_no_memory_is_set_aside_for_a_compiler_without_work(finetune, monkeypatc
     """In a process of a fixed size: the one that tests grows."""
     monkeypatch.setattr(memory, "resident", lambda: 200 * 10**6)
     peaks = []
-    for compiled in (False, True):
-        monkeypatch.setattr(memory.compile_ahead, "is_compiled", lambda *_, known=compiled: known)
+    for share in (1.0, 0.0):
+        monkeypatch.setattr(memory.compile_ahead, "share_to_compile", lambda *_, s=share: s)
         _, value, unit, *_ = finetune("--dry-run").row("peak").split()  # about 420 MB, of which
         assert unit == "MB"
         peaks.append(float(value) * 1e6)

@@ -64,9 +64,10 @@ class RunBytes:
 
 
 def spare(passes: Passes, model: Model) -> int:
-    """Bytes beside the plan: less if an earlier run has compiled the kernels of these graphs."""
-    compiled = compile_ahead.is_compiled(passes.training.graph, model.backend.compute)
-    return RUNNING if compiled else COMPILING
+    """Bytes beside the plan: what compiling takes grows evenly with the kernels that no earlier run
+    has compiled."""
+    share = compile_ahead.share_to_compile(passes.training.graph, model.backend.compute)
+    return RUNNING + round(share * (COMPILING - RUNNING))
 
 
 def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
