@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import chain
@@ -79,27 +79,49 @@ def write_model(s: Shape, path: Path) -> None:
     write(path, Fresh(metadata, s.n_vocab, no_text))
 
 
+def card_of(options: argparse.Namespace) -> Any:
+    """The card, before anything is in its memory; None on the CPU."""
+    if options.device == "cpu":
+        return None
+    from device import Card
+
+    return Card(0)
+
+
+def load(s: Shape, backends: Sequence[Any], threads: int) -> Any:
+    """The model, of a file that is gone again."""
+    import pyggml
+
+    pyggml.threads.set(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.gguf")
+        write_model(s, path)
+        return pyggml.load(path, backends=backends)
+
+
+def facts(card: Any, passes: Any, by_op: bool) -> dict[str, Any]:
+    """What a step takes of a card, and by_op where its time goes."""
+    from device import time_by_op, time_of_graph
+
+    left = {f"{device}: {op}": why for (device, op), why in passes.training.fallbacks.items()}
+    told = {"memory_gb": (card.empty - card.free()) / 1e9, "left_to_cpu": left}
+    if by_op:
+        told |= {"ops": time_by_op(card, passes.programs[0]), "graph": time_of_graph(card, passes)}
+    return told
+
+
 def of_pyggml(s: Shape, options: argparse.Namespace) -> Side:
     """Full training, what is trained in float32."""
     from batches import random_batch
 
-    import pyggml
     from pyggml.lora import TrainConfig, train_tensors
     from pyggml.lora.optim import FlatAdamW
     from pyggml.lora.ranks import ALONE
     from pyggml.lora.trainer.gradient import StepGradient
     from pyggml.lora.trainer.passes import Passes
 
-    card: Any = None
-    if options.device == "cuda":
-        from device import Card
-
-        card = Card(0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.gguf")
-        write_model(s, path)
-        model = pyggml.load(path, backends=[card.backend] if card else ())
-    pyggml.threads.set(options.threads)
+    card = card_of(options)
+    model = load(s, [card.backend] if card else (), options.threads)
     trained = train_tensors(model, ["*"])
     p, n_tokens, devices = trained.parameters, s.batch * s.n_ctx, model.devices
     passes = Passes(trained.model, p, n_tokens, s.n_ctx)
@@ -114,19 +136,9 @@ def of_pyggml(s: Shape, options: argparse.Namespace) -> Side:
         optimiser.clip()
         optimiser.step(1e-3, done[0])
 
-    def tell() -> Mapping[str, Any]:
-        if card is None:
-            return {}
-        from device import time_by_op, time_of_graph
-
-        left = {f"{device}: {op}": why for (device, op), why in passes.training.fallbacks.items()}
-        told = {"memory_gb": (card.empty - card.free()) / 1e9, "left_to_cpu": left}
-        if options.ops:
-            told["ops"] = time_by_op(card, passes.programs[0])
-            told["graph"] = time_of_graph(card, passes)
-        return told
-
-    return Side(step, card.stream.synchronize if card else lambda: None, tell)
+    if not card:
+        return Side(step, lambda: None, dict)
+    return Side(step, card.stream.synchronize, lambda: facts(card, passes, options.ops))
 
 
 def of_torch(s: Shape, options: argparse.Namespace, bfloat16: bool) -> Side:
@@ -167,10 +179,10 @@ def of_torch(s: Shape, options: argparse.Namespace, bfloat16: bool) -> Side:
         optimiser.step()
         optimiser.zero_grad()
 
-    def tell() -> Mapping[str, Any]:
-        return {"memory_gb": torch.cuda.max_memory_allocated() / 1e9} if on_card else {}
-
-    return Side(step, torch.cuda.synchronize if on_card else lambda: None, tell)
+    if not on_card:
+        return Side(step, lambda: None, dict)
+    most = torch.cuda.max_memory_allocated
+    return Side(step, torch.cuda.synchronize, lambda: {"memory_gb": most() / 1e9})
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

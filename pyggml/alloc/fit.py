@@ -1,7 +1,11 @@
-"""Best-fit offsets in one arena that grows at its end."""
+"""Offsets in one arena: best fit, which takes pieces as they come and grows at the end, and lowest
+fit, which knows the lives of all."""
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
 
 from pyggml.sizes import round_up
 
@@ -69,3 +73,24 @@ class Arena:
         if i > 0 and self._starts[i - 1] + self._sizes[i - 1] == start:
             self._sizes[i - 1] += self._sizes[i]
             del self._starts[i], self._sizes[i]
+
+
+def lowest(lives: Sequence[tuple[float, float, int]]) -> tuple[np.ndarray, int]:
+    """(n,) offsets of pieces, and the end of all. The largest piece is placed first, each at the
+    lowest address that no piece has which lives at the same time.
+
+    lives: first and last moment of each piece, and its bytes
+    """
+    first, last = (np.array([life[i] for life in lives], float) for i in (0, 1))
+    sizes = np.array([size for *_, size in lives], np.int64)
+    starts, ends = np.zeros_like(sizes), np.zeros_like(sizes)
+    is_placed = np.zeros(len(sizes), bool)
+    for i in np.argsort(-sizes, kind="stable"):
+        meets = np.flatnonzero(is_placed & (first < last[i]) & (first[i] < last))
+        meets = meets[np.argsort(starts[meets], kind="stable")]
+        free = np.concatenate([[0], np.maximum.accumulate(ends[meets])])
+        fits = np.flatnonzero(starts[meets] - free[:-1] >= sizes[i])
+        starts[i] = free[fits[0]] if fits.size else free[-1]
+        ends[i] = starts[i] + sizes[i]
+        is_placed[i] = True
+    return starts, int(ends.max(initial=0))

@@ -3,14 +3,16 @@ taken and given back; best fit gives them addresses.
 
 Best fit leaves gaps where short lives begin and end between long ones, as in a training step. So
 there is a second plan, in which all that is alive at the peak lies side by side behind the rest,
-without gaps. The smaller one is taken.
+without gaps, and a third, which places the largest first, each at the lowest address that is free
+as long as it lives. The smallest one is taken.
 """
 
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 
-from pyggml.alloc.fit import ALIGNMENT, Arena
+from pyggml.alloc.fit import ALIGNMENT, Arena, lowest
 from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, reusable_source
 from pyggml.alloc.sharing import sharing
 from pyggml.alloc.usage import peak, table
@@ -22,7 +24,7 @@ from pyggml.graph.op import SAVED, computes
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
-_GAPS = 1.01  # if a plan is this many times its peak, a second is made, and the smaller taken
+_GAPS = 1.01  # if a plan is this many times its peak, another is made, and the smallest taken
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -83,7 +85,10 @@ def plan(
     if best.n_bytes <= _GAPS * most.n_bytes:
         return best
     gapless = pieces.place({best.origin(t) for t in most.alive})
-    return min(best, gapless, key=lambda p: p.n_bytes)
+    best = min(best, gapless, key=lambda p: p.n_bytes)
+    if best.n_bytes <= _GAPS * most.n_bytes or backend.room:
+        return best
+    return min(best, pieces.place_by_size(), key=lambda p: p.n_bytes)
 
 
 _TAKE, _GIVE_BACK, _SCRATCH = range(3)
@@ -134,10 +139,33 @@ class _Pieces:
             else:
                 arena.give_back(offsets[t], n_bytes)
         offsets |= {t: arena.peak + offset for t, offset in behind.items()}
+        return self._plan(offsets, scratch, arena.peak + n_behind)
+
+    def place_by_size(self) -> Plan:
+        """A plan in which the largest pieces have the lowest addresses."""
+        taken: dict[Tensor, int] = {}  # piece → its place among `lives`
+        lives = list[tuple[int, float, int]]()  # first and last step, bytes
+        owners = list[tuple[int, Tensor]]()
+        for i, (act, t, n_bytes) in enumerate(self.steps):
+            if act == _GIVE_BACK:
+                first, _, size = lives[taken[t]]
+                lives[taken[t]] = first, i, size
+                continue
+            if act == _TAKE:
+                taken[t] = len(lives)
+            owners.append((act, t))
+            lives.append((i, i + 0.5 if act == _SCRATCH else inf, round_up(n_bytes, ALIGNMENT)))
+        starts, n_bytes = lowest(lives)
+        each = [*zip(owners, starts.tolist(), strict=True)]
+        offsets = {t: start for (act, t), start in each if act == _TAKE}
+        scratch = {t: start for (act, t), start in each if act == _SCRATCH}
+        return self._plan(offsets, scratch, n_bytes)
+
+    def _plan(self, offsets: dict[Tensor, int], scratch: dict[Tensor, int], n_bytes: int) -> Plan:
         offsets |= {t: offsets[origin] for t, origin in self.origins.items()}
         return Plan(
             self.graph, self.backend, offsets, scratch, self.n_scratch, self.reused,
-            self.shared, self.lives, arena.peak + n_behind,
+            self.shared, self.lives, n_bytes,
         )  # fmt: skip
 
     def _share(self) -> None:

@@ -6,6 +6,7 @@ tensor's memory ends that time: every reader of the old numbers runs before it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -108,13 +109,11 @@ def changed_pieces(node: Tensor) -> list[Piece]:
     return [(root, *_bytes_of(node, root)) for root in changed_by(node)]
 
 
-def meet(some: Iterable[Piece], others: Iterable[Piece]) -> bool:
-    """Whether a piece of some has a byte of another one."""
-    others = [*others]
+def meet(pieces: Iterable[Piece], further: Iterable[Piece]) -> bool:
+    """Whether one of the pieces has a byte of a further one."""
     return any(
         a is b and first < end and start < last
-        for a, first, last in some
-        for b, start, end in others
+        for (a, first, last), (b, start, end) in product(pieces, further)
     )
 
 

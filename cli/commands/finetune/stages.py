@@ -156,6 +156,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
         job = replace(job, device=device_of_rank(job.device, ranks))
     base = _load(job, _compute(job))
     summary.say_model(base)
+    job = _within_context(job, base)
     told = job.reading.chat_template
     job, choice = with_template(job, base.tokenizer)
     trained = _attach(job, base)
@@ -186,6 +187,15 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_ranks(trainer, job.device)
     say_validation(trainer)
     return job, trainer, trained, prompt
+
+
+def _within_context(job: Job, model: Model) -> Job:
+    """With windows as long as the model's context, if that is shorter and the user gave none."""
+    ctx = job.reading.ctx
+    if "ctx" in job.fixed or ctx <= model.config.n_ctx:
+        return job
+    row("context", f"windows of {model.config.n_ctx} tokens, all that the model has, not of {ctx}")
+    return replace(job, reading=replace(job.reading, ctx=model.config.n_ctx))
 
 
 def _with_rate(job: Job, trained: Trained) -> Job:

@@ -283,7 +283,7 @@ def plan_facts(picture: Picture, wide: int = int(WIDTH)) -> dict[str, Any]:
         "axis": [MARGIN, wide],
         "facts": [
             ("arena", size(p.n_bytes)),
-            ("adapter, gradients, optimizer state", size(picture.n_trained)),
+            ("trained parameters, gradients, optimizer state", size(picture.n_trained)),
             ("nodes", f"{len(picture.graph.nodes):,}"),
             ("results in place of a source", f"{len(p.reused):,}"),
             ("packed operands that several nodes read", f"{len(set(p.shared.values())):,}"),

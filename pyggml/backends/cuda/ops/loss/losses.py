@@ -134,9 +134,18 @@ def _target_gradients(in_fours: bool, in_bf16: bool) -> Any:
 def _rows(site: CudaSite) -> Call:
     losses, right = _halves(site.scratch)
     n_rows, n = site.node.src[0].shape
-    arguments = losses, right, *site.src, n, *target_fault(site, n)
     return in_turn(
-        per_row(_target_losses, n_rows, n, site.stream, *arguments),
+        per_row(
+            _target_losses,
+            n_rows,
+            n,
+            site.stream,
+            losses,
+            right,
+            *site.src,
+            n,
+            *target_fault(site, n),
+        ),
         sum_of(site.out, losses, site.stream),
         sum_of(site.saved[0], right, site.stream),
     )
