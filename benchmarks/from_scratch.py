@@ -160,12 +160,10 @@ def of_torch(s: Shape, options: argparse.Namespace, bfloat16: bool) -> Side:
     on_card = options.device == "cuda"
     narrow = torch.bfloat16 if bfloat16 and not on_card else torch.float32
     with torch.device(options.device):
-        if s.size:
-            heads = {"num_key_value_heads": SIZES[s.size].n_head_kv, "head_dim": HEAD}
-            model = Qwen3ForCausalLM(Qwen3Config(**common, **heads))
-        else:
-            model = LlamaForCausalLM(LlamaConfig(**common))
-    model = model.to(narrow).train()
+        heads = {"num_key_value_heads": SIZES[s.size].n_head_kv, "head_dim": HEAD} if s.size else {}
+        llama, qwen = (LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)
+        kind, config = qwen if s.size else llama
+        model = kind(config(**common, **heads)).to(narrow).train()
     forward = torch.compile(model, dynamic=False)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     ids = torch.randint(0, s.n_vocab, (s.batch, s.n_ctx), device=options.device)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pyggml.errors import DataError
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.trainer.memory import held_bytes
+from pyggml.lora.trainer.memory import held_bytes, largest_mapped
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
@@ -29,8 +29,8 @@ Planner = Callable[[TrainConfig, int], Passes]  # settings, tokens of a window -
 class Fit:
     """Settings, and the bytes of a run with them.
 
-    The bytes are the arena's, the parameters' with gradients and moments, and the largest weight's,
-    whose pages are mapped while it is read.
+    The bytes are the arena's, the parameters' with gradients and moments, and those of the largest
+    weight that stays in the file, whose pages are mapped while it is read.
     """
 
     config: TrainConfig
@@ -62,7 +62,7 @@ def fit(
               data, by DataError, are left out
     """
     plan = planner or (lambda each, n: Passes.of(model, parameters, each, n))
-    largest = max(t.n_bytes for t in model.parts.weights.values())
+    largest = largest_mapped(model)
     least: Fit | None = None
     for each, n in _candidates(config, ctx, fixed):
         try:

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyggml.backends.cpu import pages
 from pyggml.errors import CheckpointError, Fault
 from pyggml.gguf.identity import Identity, identity
 from pyggml.graph.arrays import read
@@ -53,8 +54,10 @@ _FREE = {
 
 def run_identity(plan: RunPlan) -> Run:
     """What a checkpoint must share with this run."""
+    model = str(identity(plan.model.file))
+    _release(plan)
     return {
-        "model": str(identity(plan.model.file)),
+        "model": model,
         "text": plan.corpus.digest(),
         "adapter": plan.parameters.about,
         "settings": {
@@ -66,6 +69,14 @@ def run_identity(plan: RunPlan) -> Run:
         },
         "tensors": {name: list(t.shape) for name, t in plan.parameters.tensors.items()},
     }
+
+
+def _release(plan: RunPlan) -> None:
+    """Release the file's pages of trained tensors: their numbers are in memory."""
+    file = plan.model.file
+    for name in file.tensors.keys() & plan.parameters.tensors.keys():
+        if release := pages.release(file.data(name)):
+            release()
 
 
 def _of_schedule(plan: RunPlan) -> dict[str, Any]:

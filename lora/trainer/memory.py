@@ -13,6 +13,7 @@ from pyggml.lora.optim import kept_bytes
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.gradient import n_gradients
 from pyggml.lora.trainer.passes import Passes
+from pyggml.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,12 @@ class RunMemory:
     arena: int
     parameters: int
     weights: int
+
+
+def largest_mapped(model: Model) -> int:
+    """Bytes of the largest weight that stays in the file; 0 if all are trained."""
+    weights = (t for t in model.parts.weights.values() if t.op is None and is_constant(t))
+    return max((t.n_bytes for t in weights), default=0)
 
 
 def held_bytes(

@@ -158,6 +158,15 @@ def test_no_memory_is_set_aside_for_a_compiler_without_work(finetune, monkeypatc
     assert peaks[0] - peaks[1] == pytest.approx(saved, abs=2e6)
 
 
+def test_windows_are_no_longer_than_the_model_s_context(pyggml, tiny, text):
+    """Whose own is 64; a length that was given is refused."""
+    of = ("finetune", "-m", tiny, "-f", text, "--lora-rank", 2, "--dry-run")
+    ended = pyggml(*of)
+    assert ended.row("context") == "windows of 64 tokens, all that the model has, not of 256"
+    assert "windows of 64" in ended.row("data")
+    assert "--ctx is 100, wanted at most the model's 64" in pyggml(*of, "--ctx", 100).err
+
+
 @pytest.mark.parametrize("kind", ["dpo", "kto"])
 def test_a_limit_is_that_of_the_graphs_of_preferences(kind, finetune, tmp_path, monkeypatch):
     """With pairs and the reference's scores, not those of text."""

@@ -20,7 +20,7 @@ def say_plan(trainer: Trainer, parts: RunBytes, devices: Sequence[OnDevice] = ()
     """
     if not isinstance(trainer.corpus.train, Prompts):  # whose windows are made on the way
         _say_windows(trainer.corpus)
-    weights = sum(t.n_bytes for t in trainer.model.parts.weights.values())
+    weights = trainer.reserve().weights
     row("peak", f"about {size(parts.own)} of its own, of which")
     for n_bytes, what in (
         (parts.process, "interpreter, text, trained parameters, kernels and their compiler"),
@@ -34,8 +34,9 @@ def say_plan(trainer: Trainer, parts: RunBytes, devices: Sequence[OnDevice] = ()
         row("", f"{size(n_bytes):>8}  {what}")
     row("files", f"and {size(parts.files)} mapped, which the system can take back, of which")
     row("", f"{size(parts.libraries):>8}  libraries")
-    largest = f"the largest weight; all {size(weights)} stay in the file, which answers read"
-    row("", f"{size(parts.weights):>8}  {largest}")
+    if weights:
+        largest = f"the largest weight; all {size(weights)} stay in the file, which answers read"
+        row("", f"{size(parts.weights):>8}  {largest}")
     for device in devices:
         _say_device(device)
     left = trainer.n_steps - trainer.progress.step  # before two steps are made

@@ -13,7 +13,7 @@ from pyggml.generation import Session
 from pyggml.lora import Fit, Trainer, fit
 from pyggml.lora.ranks import Ranks
 from pyggml.lora.trainer.fit import Planner
-from pyggml.lora.trainer.memory import OnDevice, held_bytes
+from pyggml.lora.trainer.memory import OnDevice, held_bytes, largest_mapped
 from pyggml.lora.trainer.memory import on_devices as on_each
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
@@ -81,7 +81,7 @@ def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
     state = reserved.parameters - p.trained_bytes + copied * p.gradient.nbytes
     cache = _cache(model, n_prompt)
     state += cache if job.answer_every else 0
-    return RunBytes(process, arena, state, max(cache, LANGUAGES), files, _largest(model))
+    return RunBytes(process, arena, state, max(cache, LANGUAGES), files, largest_mapped(model))
 
 
 def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:
@@ -120,11 +120,6 @@ def stream(job: Job, trainer: Trainer, n_prompt: int) -> None:
     trainer.free()
 
 
-def _largest(model: Model) -> int:
-    """The bytes of the largest weight, whose pages stay while it is read."""
-    return max(t.n_bytes for t in model.parts.weights.values())
-
-
 def _cache(model: Model, n_prompt: int) -> int:
     return _session(model, n_prompt).n_bytes
 
@@ -144,8 +139,10 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
         return job
     model, p = trained.model, trained.parameters
     model.tokenizer.rest()
-    # The trained numbers are there already; a fit counts them for a copy, see `RunBytes.state`.
-    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + _largest(model)
+    # The trained numbers are there already; a fit counts them for a copy, see `RunBytes.state`,
+    # which steps in the backward pass do without.
+    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + largest_mapped(model)
+    beside -= p.trained_bytes * job.train.step_in_backward
     left = job.max_memory - beside - _cache(model, n_prompt)
     best, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)
     if not fits:

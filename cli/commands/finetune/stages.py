@@ -347,7 +347,9 @@ def _reload(job: Job, below: Sequence[Any], model: Model) -> Model:
     that it was, which needs no warning here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*was trained on another model", RuntimeWarning)
-        return load(job.output, below, model.compute, **job.where)
+        after = load(job.output, below, model.compute, **job.where)
+    after.release = model.release
+    return after
 
 
 def _train(

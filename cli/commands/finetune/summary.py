@@ -204,12 +204,13 @@ def say_places(trainer: Trainer) -> None:
 def say_memory(reserved: RunMemory, config: TrainConfig) -> None:
     """Print the memory of a run; ConfigError if there is less than its unmapped part."""
     checkpointing = config.grad_checkpointing
-    own, stay = reserved.arena + reserved.parameters, f"{size(reserved.weights)} of weights"
+    own = reserved.arena + reserved.parameters
+    stay = f"; {size(reserved.weights)} of weights stay in the file" if reserved.weights else ""
     graph = f"{size(reserved.arena)} for the graph" + ", gradient checkpointing" * checkpointing
     row(
         "memory",
         f"{size(own)}: {graph}, {size(reserved.parameters)} for trained parameters, gradients and "
-        f"optimizer state; {stay} stay in the file",
+        f"optimizer state{stay}",
     )
     if config.step_in_backward:
         clip = f"clipped to {config.clip:g} by the gradient's norm of the step before"
