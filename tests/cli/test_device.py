@@ -206,7 +206,7 @@ def test_a_dry_run_says_a_device_s_memory(finetune, monkeypatch):
     monkeypatch.setattr(memory, "on_devices", lambda *a: planned.append(whole(*a)) or planned[-1])
     ended = finetune("--device", "cuda", "--dry-run")
     assert ended.code == 0
-    ((found,),) = planned
+    *_, (found,) = planned
     assert ended.row("separate").endswith("of 90.0 MB that are free, of which")
     assert "0 B  activations and gradients" in ended.out, "of the host"
     (_,) = (n for n in device.asked if n > 100_000)  # the run's arena; the optimiser's is small

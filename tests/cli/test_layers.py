@@ -180,6 +180,9 @@ def test_weights_stream_where_they_do_not_fit(pyggml, cards, model, text, tmp_pa
     on = pyggml(*told, "a", "--stream-weights", "on")
     assert "streamed: 4 of 4 blocks stay in the file, " in on.err
     assert on.out == pyggml(*told, "cpu").out
+    full = ("--train", "full", "--dry-run")
+    refused = pyggml(*short, "--device", "a", "--stream-weights", "on", *full)
+    assert refused.code == 2 and "weights is on, wanted weights that never change" in refused.err
 
 
 def test_auto_takes_what_fits_and_says_why(pyggml, cards, model, text, monkeypatch):

@@ -106,9 +106,12 @@ def place(job: Job, trained: Trained, n_prompt: int, planner: Planner, ranks: Ra
 def stream(job: Job, trainer: Trainer, n_prompt: int) -> None:
     """Have as few weights stream as a planned run requires, if that is left open."""
     model, is_open = trainer.model, job.stream_weights in (None, "auto")
+    if not block_bytes(model.parts.weights):  # as where all of them are trained
+        model.stream(model.config.n_layer if job.stream_weights == "on" else 0)
+        return
     devices = on_devices(trainer, n_prompt) if is_open and model.placement is None else []
     lack = next((d.lacks for d in devices if d.lacks and d.backend.streamed is not None), None)
-    if lack is None or not block_bytes(model.parts.weights):
+    if lack is None:
         return
 
     def left() -> int:
