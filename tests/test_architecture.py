@@ -61,6 +61,7 @@ USES_NUMBA |= {
         "code/cluster_ptx",
         "code/jit",
         "code/ptx",
+        "runtime/ahead",
         "runtime/cubins",
         "runtime/driver",
         "runtime/toolkit",

@@ -11,6 +11,7 @@ import numpy as np
 from pyggml.backends.base import Backend, Links
 from pyggml.backends.cuda.gemm.cublas import workspaces
 from pyggml.backends.cuda.rewrites import rewritten
+from pyggml.backends.cuda.runtime.ahead import compile_missing
 from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import (
@@ -222,7 +223,10 @@ class CudaBackend(Backend):
             bound = cast(Sequence[BoundCall], calls)
             early = partial(may_begin_early, bound) if knows_early() else None
         steps, waits = side_by_side(bound)
-        return [Call(self._run, Capture(steps, self.stream, waits, early))] if steps else []
+        if not steps:
+            return []
+        prepare = partial(compile_missing, steps)
+        return [Call(self._run, Capture(steps, self.stream, waits, early, prepare))]
 
     def _run(self, work: Callable[[], object], *_kept: object) -> None:
         """Put work on the stream; `_kept` must live as long as the call."""
