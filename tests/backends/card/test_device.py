@@ -216,5 +216,5 @@ def test_without_memory_it_says_how_much(card, monkeypatch):
         raise OutOfMemory
 
     monkeypatch.setattr(device.cuda, "device_array", refuse)
-    with pytest.raises(DeviceError, match=r"out of memory: 5,000 bytes are wanted, .* are free"):
-        card.alloc(5000)
+    with pytest.raises(DeviceError, match=r"out of memory: 50,000,000 bytes are wanted, .* are"):
+        card.alloc(50_000_000)

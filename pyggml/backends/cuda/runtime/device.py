@@ -29,6 +29,7 @@ from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, 
 from pyggml.backends.cuda.runtime.launches import of_library
 from pyggml.backends.cuda.runtime.links import NcclLinks
 from pyggml.backends.cuda.runtime.loading import copy_rate, load, lock_file
+from pyggml.backends.cuda.runtime.slabs import Slabs, taken
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
@@ -38,9 +39,8 @@ from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 
-# What the driver takes for a process, its kernels and captured graphs: on an H100, 800 to 960 MiB.
-_CONTEXT = 880 << 20
-_PAGE = 2 << 20  # the driver gives memory in whole ones, but for small pieces
+# What the driver takes for a process, its kernels and captured graphs, and cuBLAS for its handles.
+_CONTEXT = 940 << 20
 _LARGE = 1 << 20  # an array that is worth locking pages
 
 _OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every process needs
@@ -65,6 +65,7 @@ class CudaBackend(Backend):
         self.streamed: WeakSet[Tensor] = WeakSet()
         with self._working():
             self.stream = cuda.stream()
+            self._slabs = Slabs(self._array)
             self._transfers = Transfers(self.stream)
             self._last_copy = cuda.device_array(1, np.uint8)  # which each copy writes, as it were
             cell, self._fault = shared_cell()
@@ -93,7 +94,10 @@ class CudaBackend(Backend):
     def alloc(self, n_bytes: int) -> Any:
         """n_bytes uint8 on the card, aligned to 256."""
         with self._working(n_bytes):
-            return cuda.device_array(max(n_bytes, 1), np.uint8, stream=self.stream)
+            return self._slabs.take(n_bytes)
+
+    def _array(self, n_bytes: int) -> Any:
+        return cuda.device_array(n_bytes, np.uint8, stream=self.stream)
 
     @property
     def own(self) -> int:
@@ -105,7 +109,7 @@ class CudaBackend(Backend):
             return cuda.current_context().get_memory_info()
 
     def allocation(self, n_bytes: int) -> int:
-        return n_bytes if n_bytes < _PAGE // 2 else -(-n_bytes // _PAGE) * _PAGE
+        return taken(n_bytes)
 
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
         tensor.data = BufferPlace(arena, offset)

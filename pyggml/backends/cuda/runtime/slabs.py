@@ -1,0 +1,42 @@
+"""Memory of a card in pieces: the driver gives whole pages of 2 MiB, which for a matrix of 4 MB
+would be half as much again."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pyggml.sizes import round_up
+
+PAGE = 2 << 20  # what the driver gives; smaller pieces share one
+_SLAB = 32 << 20
+_LARGEST = _SLAB // 2  # of the pieces that are cut from slabs
+_ALIGNMENT = 256
+_MOST_OPEN = 4  # slabs with room, so that the rest of one is found by what fits
+
+
+class Slabs:
+    """Cuts small arrays from larger ones. A slab is free when all its pieces are gone, and pieces
+    have filled later ones."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        """make: an array of so many bytes"""
+        self._make = make
+        self._open: list[tuple[int, Any]] = []  # bytes left at the end, and the slab
+
+    def take(self, n_bytes: int) -> Any:
+        """An array of n_bytes, aligned to 256."""
+        if n_bytes > _LARGEST:
+            return self._make(n_bytes)
+        size = round_up(max(n_bytes, 1), _ALIGNMENT)
+        left, slab = next((s for s in self._open if s[0] >= size), (0, None))
+        if slab is None:
+            left, slab = _SLAB, self._make(_SLAB)
+        else:
+            self._open = [s for s in self._open if s[1] is not slab]
+        self._open = sorted([*self._open, (left - size, slab)], key=lambda s: -s[0])[:_MOST_OPEN]
+        start = _SLAB - left
+        return slab[start : start + max(n_bytes, 1)]
+
+
+def taken(n_bytes: int) -> int:
+    """Bytes of the card's memory that a piece takes, but for what is left of the last slabs."""
+    return round_up(n_bytes, PAGE if n_bytes > _LARGEST else _ALIGNMENT)
