@@ -56,8 +56,11 @@ class Source:
         return mul_mat_add(mul_mat(self.draw_packed(n, k), x), b, u)
 
 
-def unit():
-    """The loss's graph with the gradients of all factors and of a factor before the unit."""
+def unit(keeps_u):
+    """The loss's graph with the gradients of all factors and of a factor before the unit.
+
+    keeps_u: whether A·h is kept for the gradient of B, or computed again of h
+    """
     source = Source()
     numbers, adapt = source.numbers, source.adapt
     before = numbers(M, K)
@@ -68,7 +71,13 @@ def unit():
     totals = [zeros(t.shape) for t in parameters]
     graph = build_backward(Graph.of(y), parameters, numbers(M, K), totals)
     again = (t for t in graph.readers[h] if t.op.name == "out_prod")  # as to save memory
-    return rewrite(graph, {t: t.reading((swiglu(*h.src), t.src[1])) for t in again})
+    graph = rewrite(graph, {t: t.reading((swiglu(*h.src), t.src[1])) for t in again})
+    if keeps_u:
+        return graph
+    u = y.src[2]
+    of_b = [t for t in graph.readers[u] if t.op.name == "out_prod"]
+    u_again = u.reading((mul_mat(u.src[0].src[0], swiglu(*h.src)),))
+    return rewrite(graph, {t: t.reading((u_again, t.src[1])) for t in of_b})
 
 
 def experts():
@@ -103,10 +112,11 @@ def values(graph):
     return [known[t] for t in graph.outputs]
 
 
-def test_each_pass_computes_what_the_graph_before_it_does():
+@pytest.mark.parametrize("keeps_u", [True, False])
+def test_each_pass_computes_what_the_graph_before_it_does(keeps_u):
     from pyggml.backends.cuda.rewrites import LORA, SUM
 
-    graph, ops = unit(), set()
+    graph, ops = unit(keeps_u), set()
     wanted = values(graph)
     for change in (*LORA, lambda graph: by_table(graph, [SUM])):
         graph = change(graph)
@@ -118,6 +128,7 @@ def test_each_pass_computes_what_the_graph_before_it_does():
         "wide_back_add", "gradient_of_a_add", "gradient_of_b_add",
     }  # fmt: skip
     assert {t.dtype is F32 for t in graph.nodes} == {True, False}
+    assert {t.op.name for t in graph.nodes}.isdisjoint({"mul_mat", "out_prod", "out_prod_add"})
 
 
 def test_experts_in_tiles_are_what_they_are_one_by_one():

@@ -3,8 +3,8 @@
     a product's result      if all who read it can read BF16: a product of rounded factors is no
                             more exact than that
     other results           if all who read them round them
-    residual sums           stay F32 in the forward pass; norms of the backward pass read a copy,
-                            if large tensors are kept in BF16 at all
+    residual sums           stay F32 in the forward pass; norms of the backward pass, and sums that
+                            it computes again, read a copy, if large tensors are kept in BF16 at all
 
 Copies to BF16, and of BF16 to F32, of which nothing is left to do are left out.
 """
@@ -55,6 +55,7 @@ class _Narrower:
         self._narrow = {t for t in nodes if self._may_narrow(t)}
         self._copies = self._residuals()
         self._views: dict[Tensor, Tensor] = {}  # of what is BF16 for some readers only
+        self._wide: dict[Tensor, Tensor] = {}  # copies of residual sums, in F32 again
 
     def _readers(self, t: Tensor) -> list[tuple[Tensor, int]]:
         return [(r, i) for r in self._graph.readers[t] for i, s in enumerate(r.src) if s is t]
@@ -80,15 +81,14 @@ class _Narrower:
 
     def _residuals(self) -> dict[Tensor, Tensor]:
         """Tensors of the forward pass -> the copy that the backward pass reads."""
-        forward = (t for t in self._graph.nodes if t not in self._backward)
-        if not any(map(_is_rounded_copy, forward)):
+        if not any(map(_is_rounded_copy, self._graph.nodes)):
             return {}
         copies: dict[Tensor, Tensor] = {}
         others = self._narrow | self._outputs | self._backward
         for t in self._graph.nodes if self._backward else ():
             later = [(r, i) for r, i in self._readers(t) if r in self._backward]
             plain = t.base is None and t.dtype is F32 and t not in others
-            if later and plain and all(_reads(r, i) for r, i in later):
+            if later and plain and all(_reads(r, i) or is_of(r, "add") for r, i in later):
                 copies[t] = cpy(t, BF16)
         return copies
 
@@ -115,14 +115,21 @@ class _Narrower:
             return _view_in_bf16(t, t.src[0]) if self._origin(t) in self._narrow else t
         reads = [i for i, s in enumerate(t.src) if self._has_bf16(s, t) and self._takes(t, i)]
         writes = [i for i, s in enumerate((t, *t.saved)) if s in self._narrow]
-        if not reads and not writes:
+        widened = t in self._backward and any(s in self._copies for s in t.src)
+        if not reads and not writes and not widened:
             return t
-        src = (self._bf16(s) if i in reads else s for i, s in enumerate(t.src))
+        src = (self._bf16(s) if i in reads else self._in_f32(s, t) for i, s in enumerate(t.src))
         op = t.op
         assert op is not None
-        if writes or not isinstance(op, OwnOp):  # which reads both
+        if writes or (reads and not isinstance(op, OwnOp)):  # which reads both
             op = bf16_op(op, tuple(reads), tuple(writes))
         return op(*src, **t.params)
+
+    def _in_f32(self, t: Tensor, reader: Tensor) -> Tensor:
+        """What a reader that takes F32 finds: in the backward pass the copy of t, widened."""
+        if t not in self._copies or reader not in self._backward:
+            return t
+        return self._wide.setdefault(t, cpy(self._copies[t], F32))
 
     def _origin(self, t: Tensor) -> Tensor:
         while _is_whole_view(t):

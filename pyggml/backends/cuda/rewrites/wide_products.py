@@ -1,7 +1,8 @@
 """Products of wide matrices: LoRA's factors beside the weight, in one product by cuBLAS.
 
 The x of dA may be another tensor than that of the product: the backward pass may have made it
-again. A product whose results have further readers stays as it is.
+again. A product whose results have further readers stays as it is. Where the product itself is not
+computed again, as the last one of a layer, but t = A·x is, gradients of it alone are joined.
 """
 
 from collections import defaultdict
@@ -42,7 +43,13 @@ _BACK_TO_X = """\
 thin = out_prod(a, transpose(v)) or out_prod_add(so_far, a, transpose(v))
 dx = out_prod_add(thin, w, turned_again)
 """
-_PATTERNS = [Pattern(text) for text in (_FORWARD + _BACK + _BACK_TO_X, _FORWARD + _BACK, _FORWARD)]
+_AGAIN = """\
+t = scale(mul_mat(a, x)) or mul_mat(a, x)
+"""
+_TEXTS = (
+    _FORWARD + _BACK + _BACK_TO_X, _FORWARD + _BACK, _FORWARD, _AGAIN + _BACK + _BACK_TO_X,
+)  # fmt: skip
+_PATTERNS = [Pattern(text) for text in _TEXTS]
 _RESULTS = "y", "db", "da", "dx"
 
 
@@ -53,7 +60,7 @@ def with_wide_products(graph: Graph) -> Graph:
     None is joined of an x whose products have too many columns together.
     """
     groups: dict[Tensor, list[Match]] = defaultdict(list)
-    for m in sorted(_products(graph), key=lambda m: graph.places[m.y]):
+    for m in sorted(_products(graph), key=lambda m: graph.places[m.t]):
         groups[m.x].append(m)
     new: dict[Tensor, Tensor] = {}
     for x, group in groups.items():
@@ -69,8 +76,9 @@ def with_wide_products(graph: Graph) -> Graph:
 def _join(m: Match, rows: Tensor, first: int) -> Replacements:
     """What stands for a product, whose u begins at this further column of X, and its gradients."""
     (u,), n = rows.saved, m.b.shape[0]
-    y = WIDE_PRODUCT(m.w, rows, m.b, first=first, columns=u.shape[1], unpacked=False)
-    new, so_far, dx = {m.y: y}, m.get("so_far"), m.get("dx")
+    new, y, so_far, dx = dict[Tensor, Tensor](), m.get("y"), m.get("so_far"), m.get("dx")
+    if y is not None:
+        new[y] = WIDE_PRODUCT(m.w, rows, m.b, first=first, columns=u.shape[1], unpacked=False)
     if m.get("db") is not None:
         d = WIDE_GRADIENT(m.dy, m.b, scales=(_factor(m.t),))
         new[m.db] = GRADIENT_OF_B(u, d, first=first, shape=m.b.shape)
@@ -107,7 +115,8 @@ def _has_gradients(m: Match) -> bool:
     if m.get("db") is None:
         return True
     dy, turned = m.dy, filter(None, (m.turned, m.get("turned_again")))
-    plain = dy.shape == m.y.shape and dy.is_contiguous and dy.dtype is F32
+    shape = m.x.shape[0], m.w.shape[0]
+    plain = dy.shape == shape and dy.is_contiguous and dy.dtype is F32
     alike = _factor(m.v) == _factor(m.t) and _is_matrix(m.x_again)
     return plain and alike and all(_is_transposed(t, dy) for t in turned)
 
