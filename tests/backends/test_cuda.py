@@ -61,11 +61,10 @@ def dry(request):
     return DryCard()
 
 
-def launches_of(name, device):
+def launches_of(op, device):
     """The launches that the device binds an op's samples to, each with its shared memory."""
-    for sample in OPS[name].samples(np.random.default_rng(5)):
-        sources = [as_leaf(a) for a in sample.arrays]
-        node = OPS[name](*sources, **sample.params)
+    for sample in op.samples(np.random.default_rng(5)):
+        node = op(*map(as_leaf, sample.arrays), **sample.params)
         if device.refusal(node) is None:
             program = bind(schedule(Graph.of(node), Devices([device, CPU()])))
             for call in program.kernels[device].values():
@@ -130,7 +129,23 @@ def compiles(request, monkeypatch):
 
 def test_every_kernel_compiles_for_cards_of_each_capability(dry, compiles):
     for name in sorted(dry._kernels):
-        compiles(list(launches_of(name, dry)), name)
+        compiles(list(launches_of(OPS[name], dry)), name)
+
+
+def test_every_kernel_of_an_op_of_the_card_s_own_compiles_too(dry, compiles, monkeypatch):
+    """Products are cuBLAS's, which is not called; nor is what is launched while nodes are bound."""
+    from pyggml.backends.cuda.gemm import cublas
+    from pyggml.backends.cuda.runtime import launches
+    from pyggml.backends.cuda.runtime.kernel import OWN_OPS
+
+    monkeypatch.setattr(cublas, "_library", lambda: SimpleNamespace(gemm_ex=None))
+    monkeypatch.setattr(cublas, "_handles", lambda stream: iter([(0, np.zeros(1, np.uint8))] * 9))
+    monkeypatch.setattr(launches, "_launch", lambda *_: None)
+    assert OWN_OPS
+    for name, op in sorted(OWN_OPS.items()):
+        calls = list(launches_of(op, dry))
+        if not name.startswith("gradient_of_"):  # which cuBLAS computes
+            compiles(calls, name)
 
 
 def test_patterns_compile_for_cards_of_each_capability(dry, compiles):

@@ -6,6 +6,7 @@ from card_patterns import numbers, patterns, sample_of
 
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import rewrites
+from pyggml.backends.cuda.attention.cluster import has_clusters
 from pyggml.backends.cuda.runtime.device import CudaBackend
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
@@ -31,16 +32,20 @@ OF_HALVES = {
 }
 OF_ROWS = dict.fromkeys(OF_DIGITS, 4e-5) | dict.fromkeys(OF_HALVES, 3e-3)
 OF_EXPERTS = {"mul_mat_id+mul_mat_id+swiglu+mul", "mul_mat_id+mul_mat_id+swiglu"}
+OF_CLUSTERS = {"rms_norm_mul+mul_mat+soft_max+top_k+get_rows+repeat_back+clamp+div"}
 # A's digits are the same ones with and without what follows the product.
 IN_BF16 = OF_DIGITS | OF_EXPERTS | {"mul_mat+add"}
-ON_A_CARD = IN_BF16 | {
-    "mul_mat+scale",
-    "out_prod+scale",
-    "rms_norm_mul+rope_apply",
-    "rope_apply_back+rms_norm_mul_back",
-    "rms_norm_mul+mul_mat+soft_max+top_k+get_rows+repeat_back+clamp+div",
-    "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext",
-}
+ON_A_CARD = (
+    IN_BF16
+    | OF_CLUSTERS
+    | {
+        "mul_mat+scale",
+        "out_prod+scale",
+        "rms_norm_mul+rope_apply",
+        "rope_apply_back+rms_norm_mul_back",
+        "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext",
+    }
+)
 
 
 def ops_of(program, card):
@@ -62,6 +67,8 @@ def test_a_pattern_gives_the_numbers_of_its_nodes(name, card, monkeypatch):
     if SIMULATED and name in ON_A_CARD:
         pytest.skip("the simulator has no cuBLAS, no warps, and no products of bytes")
     card = CudaBackend(card.index, "bf16") if name in IN_BF16 else card
+    if name in OF_CLUSTERS and not has_clusters():
+        pytest.skip("the card, or the one that it stands for, has no clusters")
     graph, changed = sample_of(name)
     program, found = results(card, graph, changed)
     assert name in ops_of(program, card)
