@@ -2,7 +2,8 @@
 
 usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,graph,decode,peft,load,stream]
                  [--device 0] [--sizes 1x128,1x512,16x512] [--rank 8] [--steps 10] [--new 64]
-                 [--past 512] [--peft-python PATH] [--leave GB]
+                 [--past 512] [--grad-checkpointing] [--weight-copies 0.05]
+                 [--peft-python PATH] [--leave GB]
 
 MODEL is a file that make_model.py writes with --size 1.7B. Rows, of which the first seven are run
 where none is named:
@@ -216,11 +217,14 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     n = n_sequences * n_ctx
     model = pyggml.load(file, backends=[card.backend])
     adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
-    passes = Passes(adapter.model, adapter.parameters, n, n_ctx)
+    card.backend.copies_from = options.weight_copies
+    keep = Keep.LAYERS if options.grad_checkpointing else Keep.COSTLY
+    passes = Passes(adapter.model, adapter.parameters, n, n_ctx, keep)
     with stepping(adapter, passes, size) as step:
         first, *taken = (step() for _ in range(3 + options.steps))
         taken = taken[2:]  # the second captures
         fields = {"model": Path(file).name, "batch": n_sequences, "ctx": n_ctx}
+        fields |= {"grad_checkpointing": options.grad_checkpointing}
         fields |= memory(card, passes, adapter.parameters)
         look_inside(card, passes, fields, options.rows)
     speed = n / median(taken)
@@ -395,6 +399,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--past", type=int, default=512)
+    parser.add_argument("--grad-checkpointing", action="store_true")
+    parser.add_argument("--weight-copies", type=float, default=TrainConfig().weight_copies)
     parser.add_argument("--peft-python", default=sys.executable)
     parser.add_argument("--leave", type=float, default=0.0)
     options = parser.parse_args()

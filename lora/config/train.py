@@ -200,11 +200,22 @@ class TrainConfig(Settings):
         False,
         "gradient checkpointing: compute each layer's activations again for its backward pass "
         "instead of keeping them: far less memory, about a quarter more time, the same result bit "
-        "for bit",
+        "for bit (in bfloat16 on a card: from rounded residual sums)",
         group="memory",
         aliases=("gradient-checkpointing", "grad-checkpoint"),
         brief="less memory, a quarter more time",
         common=True,
+        may_change=True,
+    )
+    weight_copies: float = setting(
+        0.05,
+        "a card keeps weights in bfloat16 beside what they are packed, in half of the memory that "
+        "is left at most, where unpacking them in every step takes this share of its time or more: "
+        "about a quarter of 512 tokens, a fiftieth of 8192 (1: none)",
+        "0 to 1",
+        lambda x: 0 <= x <= 1,
+        group="memory",
+        brief="weights in bfloat16 too where that saves this share of a step; 1: none",
         may_change=True,
     )
     step_in_backward: bool = setting(

@@ -195,6 +195,8 @@ class Passes:
         if config.step_in_backward:
             optimiser = OPTIMISERS[config.optimiser](parameters, config, model.devices)
             steps = StepsInBackward(optimiser)
+        for backend in model.devices.backends:
+            backend.copies_from = config.weight_copies
         with verifying(verifies() or config.verify_graphs):
             return cls(
                 model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter,

@@ -25,12 +25,16 @@ class Backend(ABC):
 
     `streamed` are leaves that are copied to the device anew in every run, a few at a time; None of
     a device that cannot do that.
+
+    `copies_from` is for devices that may keep weights unpacked: the share of a training step's time
+    that this must save at least.
     """
 
     name: str
     is_host: bool = False
     room: int = 0
     streamed: WeakSet[Tensor] | None = None
+    copies_from: float = 0.05
 
     @property
     def about(self) -> str:

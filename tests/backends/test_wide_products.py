@@ -9,6 +9,7 @@ from extras import reason
 
 import pyggml
 from pyggml.backends.cpu import CPU
+from pyggml.backward import Keep
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach
@@ -20,13 +21,13 @@ GOLDEN = Path(__file__).parents[1] / "golden/models"
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 
-def graphs(name, n_tokens=16, **settings):
+def graphs(name, n_tokens=16, keep=Keep.COSTLY, **settings):
     """Training's graph, the same with wide products, and the number of adapted matrices."""
     from pyggml.backends.cuda.rewrites import LORA
 
     model = pyggml.load(GOLDEN / f"{name}.gguf", compute="bf16")
     adapter = attach(model, LoraConfig(rank=4, alpha=6.0, **settings))
-    graph = Passes(adapter.model, adapter.parameters, n_tokens).training.graph
+    graph = Passes(adapter.model, adapter.parameters, n_tokens, keep=keep).training.graph
     wide = graph
     for rewrite in LORA:
         wide = rewrite(wide)
@@ -48,6 +49,20 @@ def test_every_adapted_product_is_joined(name):
     assert not found["mul_mat_add"] and not found["out_prod_add"]
     assert not found["swiglu"] and not found["swiglu_back_gate"]
     assert [t.shape for t in wide.outputs] == [t.shape for t in graph.outputs]
+
+
+def test_every_product_of_a_layer_that_is_computed_again_is_joined():
+    """The last of a layer is not computed again itself, but its gradients are the same ops."""
+    _, wide, n_adapted = graphs("qwen3-F16", keep=Keep.LAYERS)
+    found = ops_of(wide)
+    assert found["gradient_of_a"] == found["gradient_of_b"] == n_adapted
+    assert found["gated_gradients"] == n_adapted // 7
+    assert found["wide_gradient"] + 2 * found["gated_gradients"] == n_adapted
+    names = {"mul_mat", "mul_mat_add", "out_prod", "out_prod_add", "swiglu"}
+    assert names.isdisjoint(found)
+    loss = wide.nodes.index(wide.outputs[0])
+    kept = {s.root for t in wide.nodes[loss + 1 :] for s in t.src} & {*wide.nodes[:loss]}
+    assert kept and all(t.dtype.name == "BF16" for t in kept if t.n_bytes > 1024), "boundaries"
 
 
 def test_what_is_rounded_where_it_is_read_is_bfloat16():
@@ -180,3 +195,32 @@ def test_a_weight_that_may_change_is_unpacked_in_every_run(card):
     for t in products(graph):
         t.src[-3].data = t.src[-3].data.copy()
     assert with_unpacked_weights(graph, card) is graph
+
+
+def test_no_weight_stays_unpacked_where_that_saves_too_little(card):
+    from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
+
+    _, graph, _ = graphs("qwen3-F16", n_tokens=64)
+    assert with_unpacked_weights(graph, card) is not graph
+    card.unpacked.clear()
+    card.copies_from = 0.8  # of a step, of which 64 tokens spend three quarters on unpacking
+    assert with_unpacked_weights(graph, card) is graph
+
+
+@pytest.mark.parametrize("keep", [Keep.COSTLY, Keep.LAYERS])
+def test_what_is_computed_again_for_gates_is_kept_where_there_is_room(card, monkeypatch, keep):
+    """But not in layers that are computed again themselves."""
+    from pyggml.backends.cuda.rewrites import gated_gradients as join
+
+    monkeypatch.setattr(join, "LARGE", 0)
+    _, graph, n_adapted = graphs("qwen3-F16", keep=keep)
+    kept = join.with_kept_ups(graph, card)
+    if keep is Keep.LAYERS:
+        assert kept is graph
+        return
+    assert ops_of(graph)["wide_product"] > ops_of(kept)["wide_product"] == n_adapted
+    ups = [t.src[1] for t in kept.nodes if t.op.name == "gated_gradients"]
+    loss = kept.nodes.index(kept.outputs[0])
+    assert ups and all(kept.nodes.index(up) < loss for up in ups)
+    card.free = 0
+    assert join.with_kept_ups(graph, card) is graph

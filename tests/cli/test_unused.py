@@ -35,7 +35,7 @@ OTHERS = {
         "clip": 0.1, "drop_last": True, "router_aux_loss_coef": 0.5,
         "beta1": 0.5, "beta2": 0.5, "eps": 1e-4, "neftune_alpha": 5.0,
         "grad_checkpointing": True, "threads": 1, "verify_graphs": True, "compute": "f32",
-        "rank_timeout": 9.0, "step_in_backward": True,
+        "rank_timeout": 9.0, "step_in_backward": True, "weight_copies": 1.0,
         "val_every": 7, "val_windows": 3, "patience": 2, "keep_best": True,
         "checkpoint_dir": "points", "checkpoint_every": 9, "checkpoint_keep": 4,
     },

@@ -79,7 +79,7 @@ def test_a_resumed_run_may_change_only_its_length_and_what_changes_no_number():
     free = {f.name for f in dataclasses.fields(TrainConfig)} - set(TrainConfig().shared_by_runs())
     free_of_result = {"checkpoint_dir", "checkpoint_every", "threads", "val_every", "val_windows"}
     free_of_result |= {"grad_checkpointing", "checkpoint_keep", "patience", "verify_graphs"}
-    free_of_result |= {"rank_timeout"}
+    free_of_result |= {"rank_timeout", "weight_copies"}
     assert free == free_of_result | {"max_steps", "epochs"}
 
 

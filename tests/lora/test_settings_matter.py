@@ -149,7 +149,7 @@ def test_no_setting_is_left_out():
     elsewhere = {"cache_dir", "checkpoint_dir", "checkpoint_every", "checkpoint_keep", "threads",
                  "grad_checkpointing", "compute", "val_file", "chat_template_kwargs",
                  "chat_date", "columns", "skip_bad_rows", "verify_graphs",
-                     "rank_timeout", "step_in_backward"}  # fmt: skip
+                     "rank_timeout", "step_in_backward", "weight_copies"}  # fmt: skip
     for kind, config in (("data", DataConfig), ("lora", LoraConfig), ("train", TrainConfig)):
         names = {f.name for f in dataclasses.fields(config)}
         assert {n for n in names if (kind, n) not in walked} <= elsewhere

@@ -7,8 +7,14 @@ import pytest
 
 import pyggml
 from pyggml.backends.cuda.gemm.cublas import has_cublas
+from pyggml.backends.cuda.rewrites import gated_gradients
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
+from pyggml.backward import Keep, training_graph
+from pyggml.graph.dtypes import BF16
+from pyggml.look.gradients import loss_graph
 from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.models.low_rank import tensors_of_adapters
+from pyggml.runtime import results
 
 pytestmark = pytest.mark.skipif(
     SIMULATED or not has_cublas(), reason="wide products take tensor cores and cuBLAS"
@@ -48,6 +54,24 @@ def test_gradients_of_a_model(rounding, name, alpha):
         assert loss == pytest.approx(wanted_loss, rel=2e-3)
         for key, g in gradients.items():
             close(g, wanted[key], 6e-2)
+
+
+@pytest.mark.parametrize("name", ["llama-Q8_0", "qwen2-Q4_K_M", "qwen3-F16"])
+@pytest.mark.parametrize("room", [0, 1 << 33])
+@pytest.mark.parametrize("keep", [Keep.COSTLY, Keep.LAYERS])
+def test_gradients_of_what_is_computed_again(rounding, monkeypatch, name, room, keep):
+    """Layers, from rounded residual sums; and `up`, unless there is room for it."""
+    path = GOLDEN / f"{name}.gguf"
+    _, wanted = loss_and_grads(adapted(path, 6.0), TOKENS)
+    monkeypatch.setattr(gated_gradients, "LARGE", 0)
+    monkeypatch.setattr(rounding, "memory", lambda: (room, 1 << 34))
+    model = adapted(path, 6.0, rounding)
+    parameters = tensors_of_adapters(model.adapters)
+    loss = loss_graph(model, TOKENS, parameters=parameters)
+    graph = training_graph(loss, parameters, kept_as=BF16, keep=keep)
+    found = dict(zip(graph.names, results(graph, model.devices), strict=True))
+    for key in parameters:
+        close(found[f"grad:{key}"], wanted[key], 6e-2)
 
 
 def test_weights_that_stay_unpacked_change_no_bit(rounding, monkeypatch):

@@ -30,7 +30,7 @@ from pyggml.backends.cuda.ops.norm.norm_rope import NORM_ROPE, ROPE_BACK_NORM_BA
 from pyggml.backends.cuda.ops.products import OUT_PROD_SCALED, PRODUCT_SCALED
 from pyggml.backends.cuda.rewrites.expert_units import EXPERT_UNITS
 from pyggml.backends.cuda.rewrites.formulas import FORMULA
-from pyggml.backends.cuda.rewrites.gated_gradients import GATED
+from pyggml.backends.cuda.rewrites.gated_gradients import GATED, with_kept_ups
 from pyggml.backends.cuda.rewrites.narrow import narrow
 from pyggml.backends.cuda.rewrites.sums import SUM
 from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
@@ -80,4 +80,4 @@ def rewritten(graph: Graph, card: CudaBackend) -> Graph:
         for change in LORA:
             graph = change(graph)
     graph = by_table(graph, [SUM, *rewrites(FUSIONS, card)])
-    return with_unpacked_weights(graph, card)
+    return with_unpacked_weights(with_kept_ups(graph, card), card)

@@ -1,20 +1,30 @@
 """Gated units in the backward pass: three nodes and what they are read by become one kernel.
 
 It reads BF16. A large `up` is not kept for it, but computed again of the norm that the backward
-pass makes anyway: a quarter of the memory of a step for a twentieth of its time.
+pass makes anyway: a quarter of the memory of a step for a twentieth of its time. Where half of what
+is left has room for all of them, they are kept.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pyggml.backends.cuda.ops.lora.nodes import GATED_GRADIENTS
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
+from pyggml.backends.cuda.rewrites.unpacked import room
 from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.pattern import Match, Pattern
-from pyggml.graph.rewrite import Replacements
+from pyggml.graph.rewrite import Replacements, rewrite
 from pyggml.graph.table import Rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.graph.verify import graph_pass
 from pyggml.ops import cpy
 from pyggml.ops.layout.cpy import CPY
+
+if TYPE_CHECKING:
+    from pyggml.backends.cuda.runtime.device import CudaBackend
 
 LARGE = 32 << 20  # bytes of `up` in a layer; where it takes less, its weights weigh more
 
@@ -65,3 +75,25 @@ GATED = Rewrite(
     _are_whole,
     _join,
 )
+
+
+@graph_pass
+def with_kept_ups(graph: Graph, card: CudaBackend) -> Graph:
+    """The graph, whose gated gradients read the `up` of the forward pass, if it has room for all
+    that would be computed again."""
+    kept: dict[Tensor, Tensor] = {}
+    first = {t.src[::2]: t for t in reversed(graph.nodes) if is_of(t, "wide_product")}
+    for t in graph.nodes:
+        if is_of(t, "gated_gradients") and is_of(t.src[1], "wide_product"):
+            gate, computed_again = t.src[:2]
+            up = first[computed_again.src[::2]]  # of the same weight, and B
+            if up is not computed_again and up.dtype is BF16 and _is_first(gate, first):
+                kept[t] = t.reading((gate, up, *t.src[2:]))
+    left = room(graph, card) if kept else None
+    wanted = sum(t.src[1].n_bytes for t in kept.values())
+    return rewrite(graph, kept) if left is not None and wanted <= left else graph
+
+
+def _is_first(t: Tensor, first: dict[tuple[Tensor, ...], Tensor]) -> bool:
+    """Whether a product is that of the forward pass, not of a layer that is computed again."""
+    return is_of(t, "wide_product") and first[t.src[::2]] is t

@@ -1,13 +1,15 @@
 """Where a card has room, the weights of a training step's wide products and of its loss stay
 unpacked, in bfloat16.
 
-To unpack them takes three tenths of a short step. Half of the memory that is free beside the graph
-and its leaves is used, so that other graphs and programs have room too; these may read what stays.
-Results are the same bits: cuBLAS gets the same numbers at the same distances.
+To unpack them takes three tenths of a short step, and so little of a long one that no weight stays.
+Half of the memory that is free beside the graph and its leaves is used, so that other graphs and
+programs have room too; these may read what stays. Results are the same bits: cuBLAS gets the same
+numbers at the same distances.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyggml.alloc import plan
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from pyggml.backends.cuda.runtime.device import CudaBackend
 
 _SHARE = 2  # one part in so many of what is free
+# A step unpacks a weight in the time in which it multiplies it with so many rows: on an H100, steps
+# of 512 tokens took 27 % less at 8B, and 15 % at 1.7B, where branches ran beside.
+_ROWS = 185
 
 
 class _Candidate(NamedTuple):
@@ -42,7 +47,8 @@ def with_unpacked_weights(graph: Graph, card: CudaBackend) -> Graph:
     candidates = {t: c for t in graph.nodes if (c := _candidate(t, card)) is not None}
     trains = any(is_of(t, "wide_back", "wide_back_add") for t in candidates)
     new = [c for c in candidates.values() if c.w not in card.unpacked]
-    if trains and new and (left := _room(graph, card)) is not None:
+    worth = trains and bool(new) and _gain(candidates) >= card.copies_from
+    if worth and (left := room(graph, card)) is not None:
         for w, n_bytes, _ in new:
             if w not in card.unpacked and n_bytes <= left:
                 card.unpacked[w] = n_bytes
@@ -66,9 +72,15 @@ def _candidate(t: Tensor, card: CudaBackend) -> _Candidate | None:
     return _Candidate(w, n_bytes, successor) if may_last else None
 
 
-def _room(graph: Graph, card: CudaBackend) -> int | None:
-    """Bytes for unpacked weights; None if other devices compute a part of the graph, or weights are
-    streamed for want of memory."""
+def _gain(nodes: Iterable[Tensor]) -> float:
+    """The share of a step's time that unpacking takes, with so many rows as these nodes have."""
+    n_rows = max(t.src[-2].shape[0] for t in nodes if is_of(t, "wide_back", "wide_back_add"))
+    return _ROWS / (_ROWS + n_rows)
+
+
+def room(graph: Graph, card: CudaBackend) -> int | None:
+    """Bytes for what makes a graph faster; None if other devices compute a part of it, or weights
+    are streamed for want of memory."""
     memory = card.memory()
     if (
         memory is None
