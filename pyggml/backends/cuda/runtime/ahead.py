@@ -9,6 +9,7 @@ and for what they leave, each kernel is compiled when it is first launched.
 
 import gc
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,7 @@ from pyggml.jit.cores import n_cores
 _MOST = 16  # processes
 _SECONDS = 120  # that all of them have together: a fork of a process with threads may hang
 _NUMBER = np.uint16().nbytes
+_NO_FORK = OSError, AssertionError  # for want of memory, and in a process that may have none
 
 
 class _Missing(NamedTuple):
@@ -88,11 +90,12 @@ def _in_processes(missing: Sequence[_Missing], n: int) -> None:
     collects = gc.isenabled()
     gc.disable()  # what is garbage now would ask the driver to free it, in the others too
     try:
-        with dispatcher.global_compiler_lock, warnings.catch_warnings(), suppress(OSError):
+        with dispatcher.global_compiler_lock, warnings.catch_warnings(), suppress(*_NO_FORK):
             warnings.simplefilter("ignore", DeprecationWarning)  # that this one has threads
             for _ in range(n):
-                started.append(get_context("fork").Process(target=_take, args=arguments))
-                started[-1].start()
+                process = get_context("fork").Process(target=_take, args=arguments)
+                process.start()
+                started.append(process)
         until = monotonic() + _SECONDS
         for process in started:
             process.join(max(0.0, until - monotonic()))
@@ -113,6 +116,7 @@ def _take(numbers: int, missing: Sequence[_Missing], card: Any) -> None:
 
     from pyggml.backends.cuda.runtime.cubins import keep
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
     dispatcher.get_current_device = lambda: card
     codegen.devices = SimpleNamespace(get_context=lambda: SimpleNamespace(device=card))
     while number := os.read(numbers, _NUMBER):
