@@ -3,12 +3,13 @@
 usage: ranks.py MODEL.gguf [--ranks 1,2,4] [--tokens 256] [--batch 1,4,16] [--passes 4] [--steps 5]
                 [--device cpu|cuda] [--mpiexec PATH] [--through-host]
 
-Ranks of the CPU have one thread each. They start each other, or with --mpiexec a launcher starts
-them, which gives each its processors. The steps are the same for any number of ranks: `passes` of
-`batch` windows of `tokens` tokens. Prints a JSON line for each number of ranks and each batch:
-seconds of a step (the median of all but the first three), how many times as fast as the first
-number in the list, the efficiency (that by ranks), the share of a step in which the first rank
-exchanges gradients or waits for the others' (the median), and a digest of the adapter.
+Ranks of the CPU have one thread each, or as many as follow an x: --ranks 1x16,4x4 compares threads
+with ranks. They start each other, or with --mpiexec a launcher starts them, which gives each its
+processors. The steps are the same for any number of ranks: `passes` of `batch` windows of `tokens`
+tokens. Prints a JSON line for each number of ranks and each batch: seconds of a step (the median of
+all but the first three), how many times as fast as one thread of the first in the list, were its
+efficiency 1, the efficiency (that by ranks and threads), the share of a step in which the first
+rank exchanges gradients or waits for the others' (the median), and a digest of the adapter.
 --through-host keeps cards from exchanging gradients directly.
 """
 
@@ -22,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,6 +32,7 @@ from typing import Any
 import numpy as np
 
 import pyggml
+from pyggml import threads
 from pyggml.lora import Corpus, Dataset, LoraConfig, StepReport, TrainConfig, Trainer, attach
 from pyggml.lora.ranks import Ranks, ranks_of_process
 from pyggml.lora.ranks.device import device_of_rank
@@ -44,13 +47,14 @@ _FIRST = 3  # steps that compile, or capture
 def measures(given: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, object]]:
     """Steps of this rank's group, for each batch."""
     device = device_of_rank(given.device, ranks)
+    n_threads = threads.most() if given.device == "cpu" else 1
     for batch in map(int, given.batch.split(",")):
         base = pyggml.load(given.model, device=device)
         adapter = attach(base, LoraConfig())
         shape = (given.passes * batch * given.steps, given.tokens + 1)
         tokens = np.random.default_rng(0).integers(0, base.config.n_vocab, shape, np.int32)
         corpus = Corpus(Dataset(tokens, np.zeros(shape, np.int32)), None)
-        config = TrainConfig(batch=batch, grad_accum=given.passes, threads=1)
+        config = TrainConfig(batch=batch, grad_accum=given.passes, threads=n_threads)
         trainer = Trainer(adapter.model, adapter.parameters, corpus, config, ranks=ranks)
         yield {"batch": batch, "tokens": given.tokens, "device": device} | _timed(trainer)
         trainer.free()
@@ -119,20 +123,23 @@ def main() -> None:
         _as_rank(given)
         return
     first: dict[int, float] = {}
-    for n in map(int, given.ranks.split(",")):
+    for group in given.ranks.split(","):
+        n, n_threads = map(int, f"{group}x1".split("x")[:2])
         launcher = [given.mpiexec, "-n", str(n)] if given.mpiexec else []
         words = [*launcher, sys.executable, *sys.argv, "--one", str(n)]
-        env = {**os.environ} | ({"NUMBA_NUM_THREADS": "1"} if given.device == "cpu" else {})
+        some = {"NUMBA_NUM_THREADS": str(n_threads)} if given.device == "cpu" else {}
+        env = {**os.environ} | some
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as running:
             assert running.stdout is not None
             for line in running.stdout:
                 if line.startswith("{"):
-                    _say(n, json.loads(line), first)
+                    _say((n, n_threads), json.loads(line), first)
 
 
-def _say(n: int, line: dict[str, Any], first: dict[int, float]) -> None:
-    times = first.setdefault(line["batch"], line["seconds"] * n) / line["seconds"]
-    line = {"ranks": n, **line, "times": times, "efficiency": times / n}
+def _say(group: tuple[int, int], line: dict[str, Any], first: dict[int, float]) -> None:
+    times = first.setdefault(line["batch"], line["seconds"] * prod(group)) / line["seconds"]
+    which = {"ranks": group[0], "threads": group[1]}
+    line = {**which, **line, "times": times, "efficiency": times / prod(group)}
     sys.stdout.write(json.dumps({**line, **about()}) + "\n")
     sys.stdout.flush()
 

@@ -55,7 +55,7 @@ from pyggml.jit import kernel, regions
 from pyggml.jit.frames import Floats1, Frame
 from pyggml.jit.llvm import I64, declare_intrinsic
 from pyggml.jit.regions import run_all
-from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.jit.tasks import launch, stage, table_of, task_code
 from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import WindowBatch
@@ -236,7 +236,7 @@ def _cycles_per_second() -> float:
 def measure_machine() -> dict[str, float]:
     """What a region of this process's threads costs, and the rate of products on all of them."""
     nothing, n = _Nothing(x=np.zeros(1, np.float32)), 1000
-    tables = [np.array([stage(_nothing, nothing, m)[:3]] * n) for m in (threads.most(), 1)]
+    tables = [table_of([stage(_nothing, nothing, m)] * n) for m in (threads.most(), 1)]
     region, alone = (min(_seconds_of(table) for _ in range(30)) / n for table in tables)
     products = limit(FASTEST)
     rate = limit_flop(FASTEST) / min(seconds(products) for _ in range(20))
@@ -245,7 +245,7 @@ def measure_machine() -> dict[str, float]:
 
 def _seconds_of(table: np.ndarray) -> float:
     began = perf_counter()
-    run_all(table)
+    run_all(table, 0)
     return perf_counter() - began
 
 

@@ -97,13 +97,17 @@ def join_launches(calls: Sequence[Call]) -> Iterator[Call]:
     for is_launch, some in groupby(calls, lambda call: call.kernel is launch):
         if is_launch:
             stages = list(chain.from_iterable(call.arguments for call in some))
-            yield Call(_launch_all, np.array([_row(each) for each in stages], np.int64), stages)
+            yield Call(_launch_all, table_of(stages), stages)
         else:
             yield from some
 
 
+def table_of(stages: Sequence[TaskStage]) -> np.ndarray:
+    """Stages as `run_all` reads them, (stages, 4)."""
+    return np.array([_row(each) for each in stages], np.int64)
+
+
 def _row(each: TaskStage) -> tuple[int, int, int, int]:
-    """A stage as `run_all` reads it."""
     if isinstance(each.n_tasks, np.ndarray):
         return each.code, each.frame, 0, each.n_tasks.ctypes.data
     return each.code, each.frame, each.n_tasks, 0

@@ -8,6 +8,7 @@ import tempfile
 
 import pytest
 
+from pyggml import threads
 from pyggml.cli.commands.finetune import memory
 from pyggml.cli.terminal.options import Size
 from pyggml.cli.terminal.show import size
@@ -79,8 +80,10 @@ def test_the_parts_of_the_plan_are_what_the_run_takes(finetune, monkeypatch):
         return planned[-1][0]
 
     monkeypatch.setattr(memory, "parts", seen)
-    assert finetune("--dry-run").code == 0
+    ended = finetune("--dry-run")
     ((parts, reserved),) = planned
+    assert 0 < parts.scratch < parts.arena
+    assert f"at most {size(parts.scratch)} of it scratch of {threads.most()} thread" in ended.out
     assert parts.arena == reserved.arena
     assert parts.state == 3 * reserved.parameters // 4, "gradient, two moments; the copy has room"
     assert parts.own == parts.process + parts.after > parts.process + parts.arena + parts.state

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pyggml import threads
 from pyggml.cli.commands.finetune.memory import RunBytes
 from pyggml.cli.commands.finetune.results import SMALLER
 from pyggml.cli.terminal.show import plural, row, say, size, span
@@ -22,9 +23,10 @@ def say_plan(trainer: Trainer, parts: RunBytes, devices: Sequence[OnDevice] = ()
         _say_windows(trainer.corpus)
     weights = trainer.reserve().weights
     row("peak", f"about {size(parts.own)} of its own, of which")
+    work = f"at most {size(parts.scratch)} of it scratch of {plural(threads.most(), 'thread')}"
     for n_bytes, what in (
         (parts.process, "interpreter, text, trained parameters, kernels and their compiler"),
-        (parts.arena, "activations and gradients of the graph (arena)"),
+        (parts.arena, f"activations and gradients of the graph (arena), {work}"),
         (parts.state, "gradients, optimizer state"),
         (
             parts.after,

@@ -47,6 +47,7 @@ class RunBytes:
 
     process: int  # interpreter, text, trained parameters; kernels and what they need to compile
     arena: int
+    scratch: int  # of the arena at most, that kernels work in: the more threads, the more
     state: int  # gradients, moments, a copy of parameters that the arena has no room for; the cache
     # of answers on the way
     after: int  # at the end, when arena and state are free
@@ -81,7 +82,14 @@ def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
     state = reserved.parameters - p.trained_bytes + copied * p.gradient.nbytes
     cache = _cache(model, n_prompt)
     state += cache if job.answer_every else 0
-    return RunBytes(process, arena, state, max(cache, LANGUAGES), files, largest_mapped(model))
+    scratch, after = _most_scratch(trainer.passes), max(cache, LANGUAGES)
+    return RunBytes(process, arena, scratch, state, after, files, largest_mapped(model))
+
+
+def _most_scratch(passes: Passes) -> int:
+    """The most bytes of scratch that a node of the host has."""
+    plans = (p for backend, own in passes.plans.items() if backend.is_host for p in own)
+    return max((n for p in plans for n in p.n_scratch.values()), default=0)
 
 
 def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:

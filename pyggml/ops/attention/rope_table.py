@@ -149,9 +149,14 @@ def _rope_table(table, positions, axes, radians, factors, m):
             table[t, 1, i] = m * np.sin(angle)
 
 
+_TOKENS = 16  # of a task
+
+
 def _table_task(arguments, task, thread):
     table, positions, axes, radians, factors, m = arguments[0]
-    _rope_table(table, positions, axes, radians, factors, m)
+    first = task * _TOKENS
+    last = min(first + _TOKENS, table.shape[0])
+    _rope_table(table[first:last], positions[:, first:last], axes, radians, factors, m)
 
 
 def _run(site: Site) -> Call:
@@ -163,7 +168,9 @@ def _run(site: Site) -> Call:
     values = site.out, positions, axes, radians, factors, float(m)
     if not JIT:
         return Call(_rope_table, *values)
-    return Call(launch, tuple_stage(code_for(_table_task, values), values, 1))
+    return Call(
+        launch, tuple_stage(code_for(_table_task, values), values, -(-len(site.out) // _TOKENS))
+    )
 
 
 def _sector_ref(i: int, mode: str, sections: Sections) -> tuple[int, int]:
@@ -228,7 +235,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample((positions,), plain)
     yield Sample((positions, rng.uniform(1, 8, 5)), {**plain, "freq_scale": 0.125})
     yarn = {"n_dims": 64, "freq_scale": 0.25, "ext_factor": 1.0, "n_ctx_orig": 4096}
-    yield Sample((positions,), {**plain, **yarn, "attn_factor": 0.8})
+    many = np.arange(0, 30 * _TOKENS, 13, dtype=np.int32)
+    yield Sample((many,), {**plain, **yarn, "attn_factor": 0.8})
     positions = rng.integers(0, 99, (4, 3), np.int32)
     for mode, sections in (
         *(("mrope", (3, 2, 4, 1)), ("mrope", (2, 0, 1, 0)), ("imrope", (4, 3, 3, 0))),
