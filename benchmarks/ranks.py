@@ -47,17 +47,24 @@ _FIRST = 3  # steps that compile, or capture
 def measures(given: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, object]]:
     """Steps of this rank's group, for each batch."""
     device = device_of_rank(given.device, ranks)
-    n_threads = threads.most() if given.device == "cpu" else 1
     for batch in map(int, given.batch.split(",")):
-        base = pyggml.load(given.model, device=device)
-        adapter = attach(base, LoraConfig())
-        shape = (given.passes * batch * given.steps, given.tokens + 1)
-        tokens = np.random.default_rng(0).integers(0, base.config.n_vocab, shape, np.int32)
-        corpus = Corpus(Dataset(tokens, np.zeros(shape, np.int32)), None)
-        config = TrainConfig(batch=batch, grad_accum=given.passes, threads=n_threads)
-        trainer = Trainer(adapter.model, adapter.parameters, corpus, config, ranks=ranks)
+        trainer = trainer_of(given, ranks, batch, device)
         yield {"batch": batch, "tokens": given.tokens, "device": device} | _timed(trainer)
         trainer.free()
+
+
+def trainer_of(
+    given: argparse.Namespace, ranks: Ranks, batch: int = 1, device: str = "cpu"
+) -> Trainer:
+    """A run of windows of random tokens."""
+    base = pyggml.load(given.model, device=device)
+    adapter = attach(base, LoraConfig())
+    shape = (given.passes * batch * given.steps, given.tokens + 1)
+    tokens = np.random.default_rng(0).integers(0, base.config.n_vocab, shape, np.int32)
+    corpus = Corpus(Dataset(tokens, np.zeros(shape, np.int32)), None)
+    n_threads = threads.most() if device == "cpu" else 1
+    config = TrainConfig(batch=batch, grad_accum=given.passes, threads=n_threads)
+    return Trainer(adapter.model, adapter.parameters, corpus, config, ranks=ranks)
 
 
 def _timed(trainer: Trainer) -> dict[str, object]:

@@ -1,0 +1,245 @@
+"""What many ranks would give: a simulation of their steps, made of parts that are measured.
+
+usage: many_ranks.py MODEL.gguf [--tokens 128] [--passes 4] [--steps 20] [--ranks 1,2,4]
+                     [--rounds 1]
+       many_ranks.py --pass-seconds S --gradient-mb MB [--k 1] [--hosts 8,64,1000]
+                     [--gbits 10,100] [--years 3] [--restart 180] [--limit 1800] [--silent 0.1]
+
+The first form measures the parts here: passes of processes that know nothing of each other, as many
+as there will be ranks; exchanges of ranks that compute nothing. It puts them together, and
+holds the step that it foretells against `ranks.py`: a JSON line for each number of ranks.
+
+The second form is about hosts with a rank each, k passes a step, whose passes scatter as those
+that were measured (`SPREAD`). A line for each number of hosts and each network: the step, the speed
+beside so many hosts by themselves, the interval of checkpoints, and the goodput: the share of time
+that goes into steps that count, where hosts fail once in so many years. A host that dies costs the
+restart, one that falls silent (a share of them) the limit too (--rank-timeout).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, log2
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from ranks import trainer_of
+
+from pyggml.backends.cpu import CPU
+from pyggml.lora import StepReport
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.data import WindowBatch
+from pyggml.lora.ranks import ALONE, Ranks, ranks_of_process
+from pyggml.lora.ranks.local import start
+from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.runtime import Devices
+
+SMALL = 6  # small exchanges of a step: to go on, two around, two of the losses, before the sum
+MESSAGE = 30e-6  # seconds from host to host over TCP
+# How far a pass is from the median: quantiles 0, 1/8, …, 1 of 160 passes of two processes that
+# computed beside each other on two cores of a shared machine.
+SPREAD = (0.958, 0.984, 0.99, 0.994, 1.0, 1.006, 1.014, 1.026, 1.252)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network. message: seconds of one from host to host; bandwidth: bytes/s of a host."""
+
+    message: float
+    bandwidth: float
+
+    def seconds(self, n_ranks: int, n_bytes: float, k: float) -> float:
+        """The exchanges of a step: small ones in log₂ R turns there and back, and parts of
+        gradients from each to each. A gradient has n_bytes, a rank k of them."""
+        if n_ranks == 1:
+            return 0.0
+        n_messages = 2 * SMALL * ceil(log2(n_ranks)) + 2 * (n_ranks - 1)
+        return n_messages * self.message + sent_bytes(n_ranks, n_bytes, k) / self.bandwidth
+
+
+def sent_bytes(n_ranks: int, n_bytes: float, k: float) -> float:
+    """What a rank sends in a step: its k gradients in parts, then its part of the sum."""
+    return n_bytes * (k + 1) * (n_ranks - 1) / n_ranks
+
+
+def steps(
+    passes: np.ndarray, n: int, n_ranks: int, beside: float, share_cores: bool = False
+) -> np.ndarray:
+    """(400,) seconds of steps of n passes, which are drawn from some that were measured: a step
+    ends with the slowest rank. Where ranks share cores, a rank that ends leaves them to the others,
+    so the mean counts. beside: what each takes beside its passes, and for the exchanges."""
+    drawn = np.random.default_rng(0).choice(passes, (400, n))
+    ends = [n * r // n_ranks for r in range(n_ranks + 1)]
+    shares = np.stack([drawn[:, a:b].sum(1) for a, b in pairwise(ends)])
+    return (shares.mean(axis=0) if share_cores else shares.max(axis=0)) + beside
+
+
+@dataclass(frozen=True)
+class Failures:
+    """between: seconds from one failure of a host to its next; silent: the share after which the
+    others wait for `limit`; restart: seconds until the run steps again; save: of a checkpoint."""
+
+    between: float
+    silent: float = 0.1
+    limit: float = 1800.0
+    restart: float = 180.0
+    save: float = 5.0
+
+    def interval(self, n_hosts: int) -> float:
+        """Seconds between checkpoints that lose least (Young)."""
+        return float(np.sqrt(2 * self.save * self.between / n_hosts))
+
+    def goodput(self, step: float, n_hosts: int, every: int, n: int = 4000) -> float:
+        """The share of time that goes into steps that count, over n failures. every: steps between
+        checkpoints; what was made after the last one is lost."""
+        rng = np.random.default_rng(0)
+        up = rng.exponential(self.between / n_hosts, n)
+        kept = np.floor(up / (every * step + self.save)) * every * step
+        down = self.restart + self.limit * (rng.random(n) < self.silent)
+        return float(kept.sum() / (up + down).sum())
+
+
+# -- parts that are measured here -----------------------------------------------------------------
+
+
+def measure_passes(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[float]]:
+    """Seconds of each pass, and of a step beside them, of processes that have a run each."""
+    trainer = trainer_of(given, ALONE)
+    make, passes, rests = trainer.passes.train, list[float](), list[float]()
+
+    def train(batch: WindowBatch) -> float:
+        began = perf_counter()
+        loss = make(batch)
+        passes.append(perf_counter() - began)
+        return loss
+
+    vars(trainer.passes)["train"] = train
+
+    def note(report: object) -> None:
+        if isinstance(report, StepReport):
+            rests.append(report.seconds - sum(passes[-given.passes :]))
+
+    trainer.run(note, progress=False)
+    told = ranks.texts(json.dumps(passes[3 * given.passes :]))
+    every = [seconds for text in told for seconds in json.loads(text)]
+    return {"passes": every, "rest": rests[3:], "n_bytes": [trainer.parameters.data.nbytes]}
+
+
+def measure_exchange(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[float]]:
+    """Seconds of a small exchange, and of the sum of gradients that no cache holds, of ranks that
+    are all here."""
+    seconds: dict[str, list[float]] = {"small": [], "sum": []}
+    gradient = StepGradient(Parameters({"a": (given.n_bytes // 4, 1)}), Devices([CPU()]), ranks)
+    elsewhere = np.ones((2, 1 << 23), np.float32)
+    for _ in range(30):
+        gradient.begin()
+        for _ in ranks.share(given.passes):
+            gradient.next()
+        elsewhere[0] += elsewhere[1]
+        ranks.any(False)
+        began = perf_counter()
+        ranks.any(False)
+        between = perf_counter()
+        gradient.end(given.passes)
+        seconds["sum"].append(perf_counter() - between)
+        seconds["small"].append(between - began)
+    return seconds
+
+
+def started(given: argparse.Namespace, n: int, part: str, n_bytes: int = 0) -> dict[str, Any]:
+    """What the first of n processes tells of a part."""
+    words = [sys.executable, *sys.argv, f"--part={part}", f"--of={n}", f"--n-bytes={n_bytes}"]
+    return _last_line(words)
+
+
+def _last_line(words: Sequence[str]) -> dict[str, Any]:
+    env = {**os.environ, "NUMBA_NUM_THREADS": "1"}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
+    return dict(json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1]))
+
+
+def be_one(given: argparse.Namespace) -> None:
+    """Measure a part as one of some processes; the first starts the others, and prints."""
+    measure = measure_passes if given.part == "passes" else measure_exchange
+    ranks = ranks_of_process()
+    begins = ranks.size == 1 and given.of > 1
+    with start(given.of, [sys.executable, *sys.argv]) if begins else nullcontext(ranks) as group:
+        told = measure(given, group)
+        if group.is_first:
+            print(json.dumps(told))
+
+
+def foretell(given: argparse.Namespace) -> None:
+    """A line for each number of ranks of this machine: the step foretold, and as it is, medians of
+    all rounds. The machine must be at rest."""
+    counts = [*map(int, given.ranks.split(","))]
+    shape = [f"--{name}={getattr(given, name)}" for name in ("tokens", "passes", "steps")]
+    script = [sys.executable, str(Path(__file__).with_name("ranks.py")), str(given.model), *shape]
+    seen: dict[Any, list[float]] = defaultdict(list)
+    for _ in range(given.rounds):
+        for n in counts:
+            parts = started(given, n, "passes")
+            parts |= started(given, n, "exchange", int(parts["n_bytes"][0])) if n > 1 else {}
+            parts["step"] = _last_line([*script, f"--ranks={n}"])["each"][3:]
+            for name, seconds in parts.items():
+                seen[name, n] += seconds
+    for n in counts:
+        usual = {name: float(np.median(s)) for (name, m), s in seen.items() if m == n}
+        passes = np.array(seen["passes", n])
+        exchange = SMALL * usual.get("small", 0.0) + usual.get("sum", 0.0)
+        beside, share_cores = usual["rest"] + exchange, n > len(os.sched_getaffinity(0))
+        told = float(np.median(steps(passes, given.passes, n, beside, share_cores)))
+        spread = np.quantile(passes / usual["passes"], np.arange(9) / 8).tolist()
+        line = {"ranks": n, "foretold": told, "off": f"{told / usual['step'] - 1:+.1%}", **usual}
+        print(json.dumps({**line, "spread": [round(q, 3) for q in spread]}))
+
+
+def of_hosts(given: argparse.Namespace) -> None:
+    """A line for each number of hosts and each network."""
+    passes = given.pass_seconds * np.interp(np.linspace(0, 8, 400), range(9), SPREAD)
+    n_bytes, years = given.gradient_mb * 1e6, 365.25 * 86400 * given.years
+    failing = Failures(years, given.silent, given.limit, given.restart, 3 * n_bytes / 1e9 + 1)
+    for gbits in map(float, given.gbits.split(",")):
+        link = Link(MESSAGE, gbits * 1e9 / 8)
+        for n in map(int, given.hosts.split(",")):
+            exchange = link.seconds(n, n_bytes, given.k)
+            step = float(np.mean(steps(passes, n * given.k, n, exchange)))
+            every = max(1, round(failing.interval(n) / step))
+            line = {"hosts": n, "gbits": gbits, "step": step, "exchange": exchange}
+            line["efficiency"] = given.k * float(passes.mean()) / step
+            line |= {"checkpoint_every": every, "minutes_between": every * step / 60}
+            line |= {"goodput": failing.goodput(step, n, every)}
+            print(json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model", type=Path, nargs="?")
+    numbers = {"tokens": 128, "passes": 4, "steps": 20, "k": 1, "n-bytes": 0, "of": 1, "rounds": 1}
+    numbers |= {"years": 3.0, "restart": 180.0, "limit": 1800.0, "silent": 0.1}
+    for name, usual in numbers.items():
+        parser.add_argument(f"--{name}", type=type(usual), default=usual)
+    parser.add_argument("--pass-seconds", type=float)
+    parser.add_argument("--gradient-mb", type=float, default=100.0)
+    texts = {"ranks": "1,2,4", "hosts": "8,64,1000", "gbits": "10,100"}
+    for name, text in texts.items():
+        parser.add_argument(f"--{name}", default=text)
+    parser.add_argument("--part", choices=("passes", "exchange"), help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
+    act = be_one if given.part else of_hosts if given.pass_seconds else foretell
+    act(given)
+
+
+if __name__ == "__main__":
+    main()
