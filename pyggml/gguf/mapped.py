@@ -82,6 +82,18 @@ class MappedFile(mmap.mmap):
         n_read = len(os.read(self._handle, n_bytes))
         return n_read / max(perf_counter() - began, 1e-9)
 
+    def read_into(self, memory: memoryview, start: int) -> None:
+        """Fill bytes of memory with the file's from byte `start` on. It maps no pages. Raises
+        FileChangedError if the file has become shorter."""
+        if not hasattr(os, "preadv"):  # not Linux
+            memory[:] = self[start : start + len(memory)]
+            return
+        while len(memory) and (n := os.preadv(self._handle, [memory], start)):
+            memory, start = memory[n:], start + n
+        if len(memory):
+            self.check()
+            raise FileChangedError(f"{self.path}: was cut short while it was in use")
+
     def check(self) -> None:
         """FileChangedError if the file has another size or time than when it was opened."""
         if (now := _state(self._handle)) != self._state:

@@ -152,8 +152,10 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
 
 
 def _checks_of_files(schedule: Schedule) -> list[Callable[[], None]]:
-    """What raises an error if a file was changed whose weights the host has read where they lie."""
-    leaves = (leaf for part in schedule.parts if part.backend.is_host for leaf in part.leaves)
+    """What raises an error if a file was changed whose weights were read where they lie."""
+    leaves = [leaf for part in schedule.parts if part.backend.is_host for leaf in part.leaves]
+    nodes = (t for part in schedule.parts for t in part.nodes)
+    leaves += (t.params["leaf"] for t in nodes if t.op is STREAMED)
     maps = {id(m): m for leaf in leaves if (m := map_of(array(leaf))) is not None}
     return [m.check for m in maps.values() if hasattr(m, "check")]
 

@@ -44,15 +44,16 @@ def test_what_was_written_is_read(card, kind):
     np.testing.assert_array_equal(card.read(t), values)
 
 
-def test_weights_are_loaded_in_chunks(card, tmp_path, monkeypatch):
-    """Chunks end within weights, and a weight within the page where the next one begins."""
-    monkeypatch.setattr(loading, "_CHUNK", 1 << 16)
+def test_weights_are_loaded_in_pieces(card, tmp_path, monkeypatch):
+    """Of a file and of memory; a weight ends within the page where the next one begins."""
+    monkeypatch.setattr(loading, "_HALF", 1 << 14)
     monkeypatch.setattr(device, "_LARGE", 1 << 12)
     whole = RNG.integers(-128, 128, 1 << 18, np.int8)
     whole.tofile(tmp_path / "weights")
     mapped = np.frombuffer(map_file(tmp_path / "weights"), np.int8)
     ends = 32, 40_000, 40_005, 200_001, 1 << 18
     arrays = [mapped[a:b] for a, b in pairwise(ends)]
+    arrays.append(whole[5:50_000])
     pairs = [(placed(card, values.shape, I8), values) for values in arrays]
     card.load(pairs)
     for t, values in pairs:

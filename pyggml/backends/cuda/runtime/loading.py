@@ -1,79 +1,77 @@
-"""Weights to a card, as fast as its bus goes: straight from the pages of their file.
+"""Weights to a card, as fast as its bus goes.
 
 A copy from memory that the driver has not locked goes through a small buffer of its own, at an
-eighth of the bus. So a few threads each lock a chunk of the mapped file, have it copied, and unlock
-it again, and the bus is never idle. What the driver does not lock is copied as it is.
+eighth of the bus. What is copied once goes through locked memory of ours: some threads read the
+file, each into one half of its piece while the other half is copied. To lock the pages of a file
+takes longer than to copy them. That is done for weights that stream, which are copied in each run.
 """
 
 import mmap
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
+from pyggml import threads
 from pyggml.backends.cpu.pages import have_room_locked, map_of
-from pyggml.backends.cuda.runtime.driver import CudaAPIError, direct, make_current
+from pyggml.backends.cuda.runtime.driver import CudaAPIError, cuda, direct, make_current
 from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.cuda.runtime.transfers import Bytes
 
-_CHUNK = 128 << 20
-_AT_ONCE = 6  # chunks
+_HALF = 4 << 20
+_MOST_THREADS = 16
 _PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_…: for all cards; pages that may not be written
 _OWN_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
 class _Stretch(NamedTuple):
-    """Bytes of one array in one chunk: where they are, and where on the card they go."""
+    """n bytes of an array, from byte `start` on, and where on the card they go."""
 
     array: np.ndarray
-    source: int
+    start: int
     target: int
     n: int
+
+    def read(self, memory: Any) -> None:
+        """Fill the first n bytes of a host's array: from this array's file, if it has one."""
+        mapped, into = map_of(self.array), memory[: self.n]
+        read_into = getattr(mapped, "read_into", None)
+        if mapped is not None and read_into is not None:
+            first = self.array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+            read_into(memoryview(into), first + self.start)
+        else:
+            whole = self.array.reshape(-1).view(np.uint8)
+            into[:] = whole[self.start : self.start + self.n]
 
 
 def load(index: int, pairs: Iterable[tuple[Bytes, np.ndarray]]) -> None:
     """Copy arrays without gaps to a card's memory, and wait until they are there."""
-    chunks = defaultdict[int, list[_Stretch]](list)
-    for target, values in pairs:
-        start = values.ctypes.data
-        for at in range(start // _CHUNK, -(-(start + target.n) // _CHUNK)):
-            first = max(start, at * _CHUNK)
-            n = min(start + target.n, (at + 1) * _CHUNK) - first
-            chunks[at].append(_Stretch(values, first, target.address + first - start, n))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for _ in pool.map(partial(_load_chunk, index), chunks.values()):
-            pass
+    pieces = [
+        _Stretch(values, at, target.address + at, min(_HALF, target.n - at))
+        for target, values in pairs
+        for at in range(0, target.n, _HALF)
+    ]
+    n = min(_MOST_THREADS, threads.most(), len(pieces))
+    with ThreadPoolExecutor(max(n, 1)) as pool:
+        for _ in pool.map(partial(_send, index), (pieces[i::n] for i in range(n))):
+            pass  # which raises what a thread has raised
 
 
-def _load_chunk(index: int, pieces: Sequence[_Stretch]) -> None:
+def _send(index: int, pieces: Sequence[_Stretch]) -> None:
     make_current(index)
-    first = min(piece.source for piece in pieces) // mmap.PAGESIZE * mmap.PAGESIZE
-    n = max(piece.source + piece.n for piece in pieces) - first
-    for piece in pieces:
-        _ask_for(piece)
-    locked = lock_pages(first, n)
-    try:
-        _copy_all(pieces)
-    finally:
-        if locked:
-            unlock_pages(first)
-
-
-def _ask_for(piece: _Stretch) -> None:
-    """Have the system read a file's bytes ahead, if it has not yet."""
-    mapped = map_of(piece.array)
-    if mapped is not None and hasattr(mmap, "MADV_WILLNEED"):
-        start = piece.source - np.frombuffer(mapped, np.uint8).ctypes.data
-        page = start // mmap.PAGESIZE * mmap.PAGESIZE
-        with suppress(OSError):
-            mapped.madvise(mmap.MADV_WILLNEED, page, start + piece.n - page)
+    memory = cuda.pinned_array(2 * _HALF, np.uint8)
+    halves = memory[:_HALF], memory[_HALF:]
+    for i, piece in enumerate(pieces):
+        piece.read(halves[i % 2])
+        _wait()  # for the copy of the other half
+        _copy(piece.target, halves[i % 2].ctypes.data, piece.n)
+    _wait()
 
 
 _FILES: WeakKeyDictionary[mmap.mmap, bool] = WeakKeyDictionary()  # whether their pages are locked
@@ -102,16 +100,16 @@ def lock_file(values: np.ndarray) -> None:
 
 def copy_rate(target: Bytes, values: np.ndarray) -> float:
     """Bytes a second of copies from locked pages: the second of two."""
-    stretch = _Stretch(values, values.ctypes.data, target.address, target.n)
-    start = stretch.source // mmap.PAGESIZE * mmap.PAGESIZE
-    locked = lock_pages(start, stretch.source + target.n - start)
-    _copy_all([stretch])
-    began = perf_counter()
-    _copy_all([stretch])
-    taken = perf_counter() - began
+    source = values.ctypes.data
+    start = source // mmap.PAGESIZE * mmap.PAGESIZE
+    locked, ends = lock_pages(start, source + target.n - start), list[float]()
+    for _ in range(2):
+        _copy(target.address, source, target.n)
+        _wait()
+        ends.append(perf_counter())
     if locked:
         unlock_pages(start)
-    return target.n / taken
+    return target.n / (ends[1] - ends[0])
 
 
 @on_card
@@ -135,7 +133,12 @@ def unlock_pages(start: int) -> None:
 
 
 @on_card
-def _copy_all(pieces: Sequence[_Stretch]) -> None:
-    for piece in pieces:
-        direct.cuMemcpyHtoDAsync(piece.target, piece.source, piece.n, _OWN_STREAM)
+def _copy(target: int, source: int, n: int) -> None:
+    """Begin to copy, on a stream of this thread."""
+    direct.cuMemcpyHtoDAsync(target, source, n, _OWN_STREAM)
+
+
+@on_card
+def _wait() -> None:
+    """Wait for this thread's copies."""
     direct.cuStreamSynchronize(_OWN_STREAM)

@@ -177,11 +177,6 @@ def receive(start: int, source: Any, _stream: Any) -> None:
     ctypes.memmove(start, source.address, source.n)
 
 
-def copy_all(pieces: Any) -> None:
-    for piece in pieces:
-        ctypes.memmove(piece.target, piece.source, piece.n)
-
-
 def nothing(*_: Any) -> None:
     """There is nothing to do, or there is none."""
 
@@ -196,7 +191,8 @@ TWINS: dict[str, Any] = {
     "_receive": receive,
     "lock_pages": lambda _start, _n: True,
     "unlock_pages": nothing,
-    "_copy_all": copy_all,
+    "_copy": ctypes.memmove,
+    "_wait": nothing,
     "least_shared": lambda: 0,
     "tile_rows": lambda _: 4,
     "has_clusters": lambda: False,
