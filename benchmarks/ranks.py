@@ -8,8 +8,9 @@ with ranks. They start each other, or with --mpiexec a launcher starts them, whi
 processors. The steps are the same for any number of ranks: `passes` of `batch` windows of `tokens`
 tokens. Prints a JSON line for each number of ranks and each batch: seconds of a step (the median of
 all but the first three), how many times as fast as one thread of the first in the list, were its
-efficiency 1, the efficiency (that by ranks and threads), the share of a step in which the first
-rank exchanges gradients or waits for the others' (the median), and a digest of the adapter.
+efficiency 1, the efficiency (that by ranks and threads), the shares of a step in which the
+first rank exchanges gradients, and in which it waits for flags and losses of others (medians), and
+a digest of the adapter.
 --through-host keeps cards from exchanging gradients directly.
 """
 
@@ -21,7 +22,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from math import prod
 from pathlib import Path
@@ -67,32 +68,46 @@ def trainer_of(
     return Trainer(adapter.model, adapter.parameters, corpus, config, ranks=ranks)
 
 
-def _timed(trainer: Trainer) -> dict[str, object]:
-    seconds, exchanged, spent, ends = list[float](), list[float](), [0.0], [perf_counter()]
-    end = gradient.StepGradient.end
+class Clock:
+    """Seconds of each step, and of those in the sum of gradients and in meeting other ranks."""
 
-    def timed_end(self: gradient.StepGradient, n: int) -> None:
-        began = perf_counter()
-        end(self, n)
-        spent[0] += perf_counter() - began
+    def __init__(self) -> None:
+        self.steps, self.shares = list[float](), list[list[float]]()
+        self._spent, self._last = [0.0, 0.0], perf_counter()
 
-    def report(event: object) -> None:
+    def timed(self, call: Callable[..., None], i: int) -> Callable[..., None]:
+        """A call whose time counts as part i alone, whatever it calls."""
+
+        def act(*arrays: Any, **how: Any) -> None:
+            began, before = perf_counter(), [*self._spent]
+            call(*arrays, **how)
+            self._spent = before
+            self._spent[i] += perf_counter() - began
+
+        return act
+
+    def report(self, event: object) -> None:
         if isinstance(event, StepReport):
-            ends.append(perf_counter())
-            seconds.append(ends[-1] - ends[-2])
-            exchanged.append(spent[0] / seconds[-1])
-            spent[0] = 0.0
+            now = perf_counter()
+            self.steps.append(now - self._last)
+            self.shares.append([s / self.steps[-1] for s in self._spent])
+            self._spent, self._last = [0.0, 0.0], now
 
-    setattr(gradient.StepGradient, "end", timed_end)  # noqa: B010
-    try:
-        trainer.run(report, progress=False)
-    finally:
-        setattr(gradient.StepGradient, "end", end)  # noqa: B010
+
+def _timed(trainer: Trainer) -> dict[str, object]:
+    clock = Clock()
+    vars(trainer.gradient)["end"] = clock.timed(trainer.gradient.end, 0)
+    if trainer.ranks.size > 1:
+        vars(trainer.ranks)["_gather"] = clock.timed(getattr(trainer.ranks, "_gather"), 1)  # noqa: B009
+    trainer.run(clock.report, progress=False)
+    vars(trainer.ranks).pop("_gather", None)
     numbers = trainer.parameters.data
+    exchanging, meeting = np.median(clock.shares[_FIRST:], axis=0).tolist()
     return {
-        "seconds": median(seconds[_FIRST:]),
-        "each": [round(s, 5) for s in seconds],
-        "exchanging": median(exchanged[_FIRST:]),
+        "seconds": median(clock.steps[_FIRST:]),
+        "each": [round(s, 5) for s in clock.steps],
+        "exchanging": exchanging,
+        "meeting": meeting,
         "gradient_bytes": numbers.nbytes,
         "loss": trainer.history.losses[-1],
         "digest": hashlib.sha256(numbers.tobytes()).hexdigest()[:16],

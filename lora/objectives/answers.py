@@ -362,7 +362,7 @@ class AnswerFeed:
         assert others is not None
         share = ranks.share(len(windows))
         mine = windows[share.start : share.stop]
-        with ranks.together():
+        with ranks.telling():
             scores = [self._scorers[1].score(programs[1], others, int(w)) for w in mine]
             moved = self._stack(scores) - self._references(programs, others, mine)
         moved = ranks.join(moved, len(windows))

@@ -241,7 +241,7 @@ class SampledPractice:
     ) -> np.ndarray:
         """The numbers of the groups of some prompts, of all ranks, (n · k,)."""
         rows, most = [], self._objective.answer_tokens
-        with ranks.together():
+        with ranks.telling():
             for i in ranks.share(len(windows)):
                 find = self._group if step == _VALIDATION else self._useful_group
                 rows.append(find(data, int(windows[i]), (step, i), n_answers).numbers(most))

@@ -65,6 +65,12 @@ class Ranks:
         return total
 
     @contextmanager
+    def telling(self) -> Iterator[None]:
+        """A context whose error is that of all ranks: the others raise it in their next exchange,
+        which this one would come to as well."""
+        yield
+
+    @contextmanager
     def together(self) -> Iterator[None]:
         """A context at whose end every rank raises PyggmlError if one of them has raised an
         error inside."""
@@ -77,7 +83,8 @@ class Ranks:
     # These are for one rank by itself.
 
     def look(self) -> None:
-        """Raise RankLostError if another rank has ended, where that can be told."""
+        """Raise RankLostError if another rank has ended, PyggmlError if it has failed, where that
+        can be told: for one that waits for numbers which come by another way."""
 
     def abort(self, code: int) -> None:
         """End all ranks at once, where this one ends in a way that the others cannot know."""

@@ -64,7 +64,7 @@ class ExchangingRanks(Ranks):
         return total
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def telling(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -72,8 +72,12 @@ class ExchangingRanks(Ranks):
             if isinstance(error, of_all) or isinstance(error.__cause__, of_all):
                 raise
             self._agree(error)
-        else:
-            self._agree()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with self.telling():
+            yield
+        self._agree()
 
     # -- exchanges ------------------------------------------------------------------------------
 

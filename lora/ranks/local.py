@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,13 +18,15 @@ from socket import MSG_PEEK, socket, socketpair
 import numpy as np
 
 import pyggml
-from pyggml.errors import ConfigError, first_names
+from pyggml.errors import ConfigError, PyggmlError, first_names
 from pyggml.lora.ranks.alone import RankLostError
 from pyggml.lora.ranks.exchanging import ExchangingRanks
 
 _VARIABLE = "PYGGML_RANK"  # of a started process: its number, and its sockets by rank
 _GRACE = 10  # seconds in which a rank ends by itself, once the first one has
 _SOON = 1  # seconds in which the system tells how a process has ended whose sockets it has closed
+_AWAKE = 5e-4  # seconds in which ranks come that have as much to do; who sleeps is woken late
+_FLAG = 8  # bytes
 _LOOK = 1  # seconds between two looks at how long nothing has come
 _Views = dict[int, list[memoryview]]
 
@@ -62,6 +65,8 @@ class LocalRanks(ExchangingRanks):
         for rank, each in self._sockets.items():
             if _is_closed(each):
                 raise self._lost(rank)
+            if _has_failed(each):
+                raise PyggmlError(f"rank {rank} has failed")
 
     def abort(self, code: int) -> None:
         for helper in self._helpers.values():
@@ -97,7 +102,8 @@ class LocalRanks(ExchangingRanks):
         )
 
     def _move(self, going: _Views, coming: _Views) -> None:
-        """Send and receive all of these at once, asleep while no byte can move."""
+        """Send and receive all of these at once, after a while asleep where no byte can move."""
+        until = time.perf_counter() + _AWAKE
         idle = 0  # seconds; a process that was stopped for long counts one
         while idle < self._limit:
             waiting = select.poll()
@@ -112,6 +118,9 @@ class LocalRanks(ExchangingRanks):
                     waiting.register(each, events)
             if not (any(going.values()) or any(coming.values())):
                 return
+            if time.perf_counter() < until:
+                time.sleep(0)
+                continue
             idle = 0 if waiting.poll(1000 * _LOOK) else idle + _LOOK
         absent = [f"rank {rank}" for rank in self._sockets if coming[rank] or going[rank]]
         fault = f"of {self._limit:g} s has passed without {first_names(absent, 3)}: it hangs"
@@ -128,6 +137,14 @@ class LocalRanks(ExchangingRanks):
             if (code := helper.poll() or 0) < 0:
                 return RankLostError(f"rank {each} was killed ({signal.Signals(-code).name})")
         return RankLostError(f"rank {rank} has ended, and was not expected to")
+
+
+def _has_failed(each: socket) -> bool:
+    """Whether the flag has come with which a rank that has failed begins its next exchange."""
+    try:
+        return any(each.recv(_FLAG, MSG_PEEK))
+    except BlockingIOError:
+        return False
 
 
 def start(n: int, command: Sequence[str]) -> LocalRanks:

@@ -68,8 +68,8 @@ class Trainer(BoundRun):
             with held, self._ended_between_steps():
                 if not self.history.is_validated(start) and (start == 0 or self.is_done):
                     self._validate(report)
-                while not self.is_done and not self.ranks.any(self._stopping):
-                    with self.ranks.together():
+                while not self.ranks.any(self._stopping) and not self.is_done:
+                    with self.ranks.telling():
                         report(self._step())
                         self._after_step(report)
             if self.progress.step > start:

@@ -75,7 +75,7 @@ class Losses:
         mine, n_layers, end = ranks.share(n), self.passes.load_shape[0], 2 + self._n_figures
         rows = np.empty((len(mine), end + self._n_expert_numbers))
         batches = self.feed.batches(self.passes.other_programs, data, windows, ranks)
-        with ranks.together():
+        with ranks.telling():
             for i, batch in enumerate(islice(batches, mine.start, mine.stop)):
                 before(mine.start + i)
                 loss = run(batch)

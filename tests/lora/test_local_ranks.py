@@ -109,6 +109,16 @@ def test_an_error_of_one_local_rank_is_that_of_all_and_the_end_of_one_is_told(gr
 
     assert [str(e) for e in in_threads(act, groups(3))] == ["rank 1: the disk is full"] * 3
 
+    def wait_for_numbers(rank):
+        with rank.telling():
+            if rank.rank == 1:
+                raise PyggmlError("the card is full")
+            while True:
+                rank.look()
+
+    told = "rank 0: rank 1 has failed; rank 1: the card is full"
+    assert [str(e) for e in in_threads(wait_for_numbers, groups(2))] == [told] * 2
+
     def leave(rank):
         if rank.rank == 0:
             return rank.close()

@@ -22,6 +22,7 @@ from pyggml.extras import how_to_install
 from pyggml.graph.tensor import Tensor
 
 _BYTE = 1  # ncclUint8
+_AWAKE = 2e-3  # seconds: most exchanges
 _SHARE, _LONGEST = 1 / 16, 1e-3  # of the time that was waited, and seconds, between two looks
 
 
@@ -82,7 +83,8 @@ class NcclLinks(Links):
         try:
             while not self._is_done(done):
                 look()
-                time.sleep(min((time.perf_counter() - began) * _SHARE, _LONGEST))
+                if (waited := time.perf_counter() - began) > _AWAKE:
+                    time.sleep(min(waited * _SHARE, _LONGEST))
         except BaseException:
             self._cut()
             raise
