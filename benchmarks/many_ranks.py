@@ -45,7 +45,7 @@ from pyggml.lora.ranks.local import start
 from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.runtime import Devices
 
-SMALL = 6  # small exchanges of a step: to go on, two around, two of the losses, before the sum
+SMALL = 4  # small exchanges of a step: to go on, two of the losses, before the sum
 MESSAGE = 30e-6  # seconds from host to host over TCP
 # How far a pass is from the median: quantiles 0, 1/8, …, 1 of 160 passes of two processes that
 # computed beside each other on two cores of a shared machine.
