@@ -63,6 +63,7 @@ class CudaBackend(Backend):
         self._lasting: WeakKeyDictionary[Tensor, Any] = WeakKeyDictionary()
         self.unpacked: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
         self.streamed: WeakSet[Tensor] = WeakSet()
+        self._unprepared: list[Call] = []
         with self._working():
             self.stream = cuda.stream()
             self._slabs = Slabs(self._array)
@@ -229,8 +230,14 @@ class CudaBackend(Backend):
         steps, waits = side_by_side(bound)
         if not steps:
             return []
-        prepare = partial(compile_missing, steps)
-        return [Call(self._run, Capture(steps, self.stream, waits, early, prepare))]
+        self._unprepared += steps
+        return [Call(self._run, Capture(steps, self.stream, waits, early, self._prepare))]
+
+    def _prepare(self) -> None:
+        """Compile the kernels of all programs that were bound since the last that began to run: a
+        pass, its validation and the optimiser's step wait together for the longest kernel."""
+        steps, self._unprepared = self._unprepared, []
+        compile_missing(steps)
 
     def _run(self, work: Callable[[], object], *_kept: object) -> None:
         """Put work on the stream; `_kept` must live as long as the call."""
