@@ -38,8 +38,8 @@ def own_of(card: Any) -> Capability:
 
 def hold_back(card: Any) -> None:
     """Let Numba's Device stand for one of the capability that the setting names, if it is later."""
-    cap, own = most(), own_of(card)
-    if cap is None or cap >= own:
+    cap = most()
+    if cap is None or cap >= (own := own_of(card)):
         return
     block, whole = (n << 10 for n in SHARED_KIB[cap])
     card.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = min(block, card.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
