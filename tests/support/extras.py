@@ -23,6 +23,7 @@ EXTRAS = {
     "nbclient": "docs",
     "nbformat": "docs",
     "ipykernel": "docs",
+    "nccl": "cuda",
     "numba_cuda": "cuda",
     "pyarrow": "parquet",
     "tensorboardX": "tensorboard",
