@@ -1,19 +1,18 @@
 """What many ranks would give: a simulation of their steps, made of parts that are measured.
 
 usage: many_ranks.py MODEL.gguf [--tokens 128] [--passes 4] [--steps 20] [--ranks 1,2,4]
-                     [--rounds 1]
-       many_ranks.py --pass-seconds S --gradient-mb MB [--k 1] [--hosts 8,64,1000]
-                     [--gbits 10,100] [--years 3] [--restart 180] [--limit 1800] [--silent 0.1]
+       many_ranks.py --pass-seconds S --gradient-mb MB [--k 1] [--hosts 8,64,1000] [--gbits 10,100]
+       [--years 3] [--restart 180] [--limit 1800] [--silent 0.1] [--spread 0.98,1,1.05]
 
 The first form measures the parts here: passes of processes that know nothing of each other, as many
-as there will be ranks; exchanges of ranks that compute nothing. It puts them together, and
-holds the step that it foretells against `ranks.py`: a JSON line for each number of ranks.
+as there will be ranks; exchanges of ranks that compute nothing. It puts them together, and holds
+the step that it foretells against `ranks.py`: a JSON line for each number of ranks (--rounds).
 
-The second form is about hosts with a rank each, k passes a step, whose passes scatter as those
-that were measured (`SPREAD`). A line for each number of hosts and each network: the step, the speed
-beside so many hosts by themselves, the interval of checkpoints, and the goodput: the share of time
-that goes into steps that count, where hosts fail once in so many years. A host that dies costs the
-restart, one that falls silent (a share of them) the limit too (--rank-timeout).
+The second form is about hosts with a rank each, k passes a step, which scatter about the median by
+the quantiles of --spread, by default those measured (`SPREAD`). A line for each number of hosts and
+network: the step, the speed beside so many hosts by themselves, the interval of checkpoints, and
+the goodput: the share of time that goes into steps that count, if hosts fail once in so many years.
+One that dies costs the restart, one that falls silent (a share of them) --rank-timeout's limit too.
 """
 
 from __future__ import annotations
@@ -207,7 +206,9 @@ def foretell(given: argparse.Namespace) -> None:
 
 def of_hosts(given: argparse.Namespace) -> None:
     """A line for each number of hosts and each network."""
-    passes = given.pass_seconds * np.interp(np.linspace(0, 8, 400), range(9), SPREAD)
+    spread = [*map(float, given.spread.split(","))]
+    places = np.linspace(0, len(spread) - 1, 400)
+    passes = given.pass_seconds * np.interp(places, range(len(spread)), spread)
     n_bytes, years = given.gradient_mb * 1e6, 365.25 * 86400 * given.years
     failing = Failures(years, given.silent, given.limit, given.restart, 3 * n_bytes / 1e9 + 1)
     for gbits in map(float, given.gbits.split(",")):
@@ -232,7 +233,12 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=type(usual), default=usual)
     parser.add_argument("--pass-seconds", type=float)
     parser.add_argument("--gradient-mb", type=float, default=100.0)
-    texts = {"ranks": "1,2,4", "hosts": "8,64,1000", "gbits": "10,100"}
+    texts = {
+        "spread": ",".join(map(str, SPREAD)),
+        "ranks": "1,2,4",
+        "hosts": "8,64,1000",
+        "gbits": "10,100",
+    }
     for name, text in texts.items():
         parser.add_argument(f"--{name}", default=text)
     parser.add_argument("--part", choices=("passes", "exchange"), help=argparse.SUPPRESS)
