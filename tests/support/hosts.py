@@ -47,7 +47,7 @@ class Hosts:
             ip("-n", host, "addr", "add", f"{address}/24", "dev", "eth")
             ip("-n", host, "link", "set", "eth", "up")
             ip("-n", host, "link", "set", "lo", "up")
-            self.on(address, "sysctl -qw net.ipv4.tcp_retries2=3")  # TCP gives up within seconds
+            self.on(address, "sysctl -qw net.ipv4.tcp_retries2=5")  # TCP gives up in 13 s
 
     def remove(self):
         """With all processes that are left there."""
