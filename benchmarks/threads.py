@@ -5,8 +5,8 @@ usage: threads.py MODEL.gguf [--threads 1,2,4,8,16] [--tokens 512] [--steps 5] [
 Each number of threads is a process of its own that may run on as many cores, the first ones of this
 process; numbers above those are left out. The step is that of step.py, prompt and token those of
 race.py. The share of an op is its rate on T threads over T₁ times its rate on one, where T₁ is how
-many times as fast the microkernel for floats is on T threads: 1 is all that the machine gives.
-Prints two tables. Linux only.
+many times as fast the microkernel for floats is on T threads: 1 is all that the machine gives. An
+op that is not among the dozen longest has a dash. Prints two tables. Linux only.
 """
 
 import argparse
@@ -65,8 +65,7 @@ def shares(measured: dict[int, dict[str, Any]]) -> list[str]:
         for each in measured.values():
             times = each["peak_gflops"] / first["peak_gflops"]
             taken = each["by_op"].get(name, 0.0)
-            share = f" ({alone / taken / times:.2f})" if taken else ""
-            cells.append(f"{1e3 * taken:.1f}{share}")
+            cells.append(f"{1e3 * taken:.1f} ({alone / taken / times:.2f})" if taken else "–")
         lines += [f"| {name} | " + " | ".join(cells) + " |"]
     return lines
 
