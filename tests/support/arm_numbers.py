@@ -61,7 +61,7 @@ def _kernels(whole):
         found["unpack", name] = of(unpack._unpack_blocks, 3, dtype(name).number)
         for n in (1, 4):
             found["pack", name, n] = of(int_pack.pack_token, 4, i, n)
-            found["bytes", name, n] = of(int_dots.int_dots, 5, i, n)
+            found["bytes", name, n] = of(int_dots.int_dots, 6, i, n)
         if name in unpack.DIRECT_TYPES:
             found["floats", name] = of(dots.row_dots, 7, unpack.DIRECT_TYPES.index(name))
         if name in TILED:
@@ -148,7 +148,7 @@ def check_rows(kernels, name, case):
                 kernels["pack", name, n](packed, i, x[t + i], DEPTH)
             for row in range(ROWS):
                 some = empty(n)
-                kernels["bytes", name, n](some, 4, raw[row], packed, DEPTH)
+                kernels["bytes", name, n](some, 4, raw[row], packed, 0, DEPTH)
                 found[t : t + n, row] = some
         hold(f"rows of {name}, {n} tokens", found, by_groups(x) @ exact)
     if ("floats", name) not in kernels:

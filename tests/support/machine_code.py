@@ -120,8 +120,8 @@ def _kernels():
         "unpack": {
             n: (unpack._unpack_blocks, [dtype(n).number], [None] * 3) for n in unpack.WHOLE_TYPES
         },
-        "one row": each(whole, dot, 5, 1, depth=DEPTH),
-        "four rows": each(whole, dot, 5, 4, depth=DEPTH),
+        "one row": each(whole, dot, 6, 1, depth=DEPTH),
+        "four rows": each(whole, dot, 6, 4, depth=DEPTH),
         "one row in float32": each(unpack.DIRECT_TYPES, dots.row_dots, 7, depth=DEPTH),
         "several": each(lane_dots.KINDS, lane_dots.lane_dots, 5, 4),
         "bytes of a panel": each(int8_tile.KINDS, int8_tile.unpack_bytes, 3),

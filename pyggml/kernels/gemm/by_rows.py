@@ -15,14 +15,14 @@ from functools import cache
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import Code
+from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Floats2, Int
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.scratch import Layout, per_thread
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.few import put_products
 from pyggml.kernels.gemm.frames import Product, block_matrix
-from pyggml.kernels.gemm.int_dots import int_dots
+from pyggml.kernels.gemm.int_dots import AHEAD, int_dots
 from pyggml.kernels.gemm.int_pack import pack_token, packed_bytes
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.quants.unpack import WHOLE_TYPES
@@ -41,10 +41,21 @@ class RowProduct(Product):
 
     rows: Int
     n_shares: Int
+    n_threads: Int
     group_bytes: Int  # packed tokens that are multiplied at once
     # of each thread
     dots: Floats2  # each token's dot products, TASK_ROWS apart
     packed: Floats2  # the tokens of a task
+
+
+@kernel
+def _ahead(f, task, row, last):
+    """How far ahead is fetched at a row. Past the last row of a task, where rows may be another
+    thread's, it is the thread's next task; if it has none, what it has read."""
+    if (last - row) * f.w.row_bytes > AHEAD:
+        return AHEAD
+    after = (task + f.n_threads) // f.n_shares * f.rows
+    return AHEAD + (after - last) * f.w.row_bytes if after < f.n else 0
 
 
 @cache
@@ -67,7 +78,8 @@ def _task(kind: int, n_tokens: int) -> Code:
                 x = packed + group * f.group_bytes
                 for i in range(min(CLOSE_ROWS, last - start)):
                     row = f.w.address + (start + i) * f.w.row_bytes
-                    int_dots(kind, n_tokens, to + 4 * i, 4 * TASK_ROWS, row, x, f.k)
+                    ahead = _ahead(f, task, start + i, last)
+                    int_dots(kind, n_tokens, to + 4 * i, 4 * TASK_ROWS, row, x, ahead, f.k)
         for t in range(n):
             dots = f.dots[thread, t * TASK_ROWS : t * TASK_ROWS + last - first]
             put_products(f, t0 + t, first, dots)
@@ -96,7 +108,7 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     rows = max(1, min(TASK_ROWS, wanted))
     f = RowProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, rows=rows, n_shares=n_shares,
+        accumulate=o.accumulate, rows=rows, n_shares=n_shares, n_threads=len(scratch["packed"]),
         group_bytes=n_tokens * packed_bytes(name, p.k), **scratch,
     )  # fmt: skip
     code = _task(WHOLE_TYPES.index(name), n_tokens)

@@ -132,26 +132,28 @@ class _Row:
 
 @intrinsic(prefer_literal=True)
 def int_dots(
-    typing: Any, kind: Any, n_tokens: Any, to: Any, step: Any, row: Any, x: Any, depth: Any
-) -> Any:
+    typing: Any, kind: Any, n_tokens: Any, to: Any, step: Any, row: Any, x: Any, ahead: Any,
+    depth: Any,
+) -> Any:  # fmt: skip
     """Σ w x of a row of type WHOLE_TYPES[kind] with n_tokens, both constants, to float32 at `to`,
-    `step` bytes apart. row, x: addresses of the row and of packed x; depth: numbers of a row."""
+    `step` bytes apart. row, x: addresses of the row and of packed x; ahead: how far behind what is
+    multiplied lies what is fetched, in bytes; depth: numbers of a row."""
     name, n = WHOLE_TYPES[kind.literal_value], n_tokens.literal_value
 
     def codegen(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        _, _, to, step, row, x, depth = arguments
+        _, _, to, step, row, x, ahead, depth = arguments
         sums = [_Sums(b) for _ in range(n)]
         for n_blocks, units_of_size in counts(b, name, depth):
-            row, x = _emit_units(b, name, n_blocks, units_of_size, row, x, sums)
+            row, x = _emit_units(b, name, n_blocks, units_of_size, row, x, sums, ahead)
         for t, mine in enumerate(sums):
             b.store(mine.total(), at(b, b.add(to, b.mul(step, I64(t))), I64(0)))
         return context.get_dummy_value()
 
-    return types.void(kind, n_tokens, *(types.intp,) * 5), codegen
+    return types.void(kind, n_tokens, *(types.intp,) * 6), codegen
 
 
 def _emit_units(
-    b: Any, name: str, n_blocks: int, n: Any, row: Any, x: Any, sums: list[_Sums]
+    b: Any, name: str, n_blocks: int, n: Any, row: Any, x: Any, sums: list[_Sums], ahead: Any
 ) -> tuple[Any, Any]:
     """n units of a row; returns where row and x go on."""
     unit = unit_of(name, n_blocks)
@@ -163,8 +165,9 @@ def _emit_units(
     with cgutils.for_range(b, n) as loop:
         source = b.add(row, b.mul(loop.index, I64(row_bytes)))
         here = b.add(x, b.mul(loop.index, I64(x_bytes)))
+        there = b.add(source, ahead)
         for line in range(0, row_bytes, _LINE):
-            _fetch_once(b, b.add(source, I64(AHEAD + line)))
+            _fetch_once(b, b.add(there, I64(line)))
         _Row(b, unit, decode(b, source, name, n_blocks), here, sums).emit()
     return b.add(row, b.mul(n, I64(row_bytes))), b.add(x, b.mul(n, I64(x_bytes)))
 
