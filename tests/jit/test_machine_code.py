@@ -136,7 +136,7 @@ def test_every_type_is_unpacked_in_less_than_twice_the_instructions_of_q4_0():
 
 
 def test_bytes_of_a_row_are_multiplied_in_few_instructions():
-    """SDOT leaves so little of Q4_0 that twice as many, and half of one, is a bound for types made of
+    """SDOT leaves so little of Q4_0 that twice as many and a half is a bound for types made of
     arithmetic alone; those of tables stay below twice Q4_0 in float32."""
     found = counts("neoverse-n1")
     ours, floats = found["one row"], found["one row in float32"]
