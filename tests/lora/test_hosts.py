@@ -59,7 +59,7 @@ SOON = {f"PRTE_MCA_oob_tcp_keepalive_{name}": "1" for name in ("time", "intvl", 
     [
         (
             ["kill", "-STOP", "{}"],
-            2.0,
+            4.0,
             {},
             "without rank 2 on 10.73.0.3: it hangs, its host is",
             {2},
