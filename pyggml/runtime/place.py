@@ -65,7 +65,9 @@ class _Region:
         results = tuple(t for t in nodes if t in every or _is_read_elsewhere(t, graph, homes))
         sources = (s for t in nodes for s in t.src if s.root.op is not None)
         copies = {s: without_gaps(s) for s in sources if homes[s] is not device}
-        region = replace(graph, outputs=results, names=("",) * len(results))
+        names = dict(zip(graph.outputs, graph.names, strict=False))  # passes look for the loss
+        named = tuple(names.get(t, "") for t in results)
+        region = replace(graph, outputs=results, names=named)
         after = device.rewritten(rewrite(region, copies, graph.nodes))
         return cls(results, after, {copy: s for s, copy in copies.items()})
 

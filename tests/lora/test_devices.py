@@ -226,3 +226,19 @@ def test_what_a_device_lacks_is_said_once(tiny):
 def test_the_cpu_is_not_one_of_the_backends(tiny):
     with pytest.raises(ConfigError, match="backends has a CPU"):
         pyggml.load(tiny, backends=[CPU()])
+
+
+@pytest.mark.parametrize("n_devices", [1, 2])
+def test_a_device_finds_the_loss_among_the_nodes_that_it_rewrites(tiny, n_devices):
+    """What the backward pass begins after; the device before it has no loss."""
+    seen = []
+
+    class Noting(SeparateCPU):
+        def rewritten(self, graph):
+            seen.append("loss" in graph.names)
+            return graph
+
+    model = pyggml.load(tiny, backends=[Noting() for _ in range(n_devices)])
+    model.place(99)
+    loss_and_grads(attach(model, LoraConfig(rank=2)).model, TOKENS)
+    assert sorted(seen) == [False, True][-n_devices:]
