@@ -43,6 +43,8 @@ class Parameters:
                               sums of gradients. `data` has no room for halves
     arrays                    name -> array: what is trained, `data` and each tensor of halves
     moments                   name -> array of any type: of optimisers with moments of their own
+    own_leaves                (address, bytes) -> leaf over a part of a moment, of optimisers that
+                              take steps of one tensor each
     length                    (1,) float32: of the last gradient, if the next one is clipped by it
     buffers                   name of each of them -> F32 leaves, one for each part in their order,
                               of which the tensors are windows
@@ -78,6 +80,7 @@ class Parameters:
         self.data, self.gradient, self.m, self.v, self._total = arrays
         names = ("data", "gradient", "m", "v", "total")
         self.moments: dict[str, np.ndarray] = {}
+        self.own_leaves: dict[tuple[int, int], Tensor] = {}
         self.length = np.zeros(1, np.float32)
         by_block = devices is not None and bool(devices.homes) and not halves
         self._firsts = _parts(self._starts, by_block)
@@ -165,7 +168,19 @@ class Parameters:
 
     def part(self, name: str, array: np.ndarray) -> Tensor:
         """A tensor's part of an array of as many numbers as `gradient`, as a leaf of its own."""
-        return leaf(self.part_of(name, array), f"moment of {name}")
+        return self.own_leaf(self.part_of(name, array))
+
+    def own_leaf(self, array: np.ndarray) -> Tensor:
+        """The leaf over a part of a moment: one, however often it is asked for."""
+        key = array.ctypes.data, array.nbytes
+        if key not in self.own_leaves:
+            self.own_leaves[key] = leaf(array, "moment")
+        return self.own_leaves[key]
+
+    @property
+    def moment_leaves(self) -> list[Tensor]:
+        """All leaves in which moments are."""
+        return [*self.buffers["m"], *self.buffers["v"], *self.own_leaves.values()]
 
     def part_of(self, name: str, array: np.ndarray) -> np.ndarray:
         """The same as an array, in the tensor's shape."""

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pyggml.graph.tensor import Tensor, leaf
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.optim.adamw import FlatAdamW
 from pyggml.ops.optim import OPT_STEP_ADAMW
@@ -42,9 +42,9 @@ class FlatAdamW8bit(FlatAdamW):
         arrays, settings = self.state_arrays(p), self._settings[p.rate(name)]
         both = arrays[array][start : start + n].reshape(2, -1)
         if array == _SMALL:
-            moments = [leaf(each.reshape(gradient.shape), "moment") for each in both]
+            moments = [p.own_leaf(each.reshape(gradient.shape)) for each in both]
             return self._step(OPT_STEP_ADAMW, name, gradient, *moments, settings)
-        moments = [*(p.part(name, arrays[m]) for m in "mv"), leaf(both, _SCALES)]
+        moments = [*(p.part(name, arrays[m]) for m in "mv"), p.own_leaf(both)]
         return self._step(OPT_STEP_ADAMW_8BIT, name, gradient, *moments, settings)
 
     @cached_property

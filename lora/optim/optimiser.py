@@ -138,9 +138,16 @@ class FlatOptimiser(ABC):
         if more:  # whose squares add up in the order of one: the host has all of them
             whole, of_norm = leaf(self.parameters.gradient), Devices([self._devices.host])
         norms = [schedule(Graph.of(clip_norm(whole, self.config.clip)), of_norm)]
-        schedules = norms + [schedule(Graph.of(out), self._devices) for out in self._updates()]
+        schedules = norms + [schedule(g, self._devices) for g in self._graphs()]
         arenas = Arenas(*schedules)
         return [bind(each, arenas=arenas) for each in schedules]
+
+    def _graphs(self) -> Iterator[Graph]:
+        """Those of a step: one for each node on the host, else one, which is launched at once."""
+        if self._devices.have_copies:
+            yield Graph.of(*self._updates())
+        else:
+            yield from map(Graph.of, self._updates())
 
     def _updates(self) -> Iterator[Tensor]:
         """One node for each tensor, of halves always, or for each group of each part of the

@@ -26,11 +26,10 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
     routers = (name for name in model.parts.weights if name.endswith("ffn_gate_inp.weight"))
     if config.router_aux_loss_coef and not any(routers):
         faults.append(("router_aux_loss_coef", "wants a mixture of experts: this model has none"))
-    on_host = {"optimiser": config.optimiser in ("adamw8bit", "muon"), "step_in_backward": True}
     cards = [b.name for b in model.devices.backends if not b.is_host]
-    for name, is_so in on_host.items() if cards else ():
-        if is_so and (value := getattr(config, name)):
-            faults.append((name, f"is {value}: on the CPU alone, and the model is on {cards[0]}"))
+    if config.step_in_backward and cards:
+        why = f"is True: on the CPU alone, and the model is on {cards[0]}"
+        faults.append(("step_in_backward", why))
     if config.step_in_backward and ranks.size > 1:
         why = f"is for one process, not {ranks.size}: a step waits for no other's gradient"
         faults.append(("step_in_backward", why))

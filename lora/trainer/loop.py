@@ -64,7 +64,9 @@ class Trainer(BoundRun):
             shown = [pyggml.show_run(self)] if progress and self.ranks.is_first else []
             report = to_each([*map(stack.enter_context, shown), *callbacks])
             self._begin()
-            held = self.model.devices.holding(*chain(*self.parameters.buffers.values()))
+            p = self.parameters
+            leaves = chain(*p.buffers.values(), p.own_leaves.values())
+            held = self.model.devices.holding(*leaves)
             with held, self._ended_between_steps():
                 if not self.history.is_validated(start) and (start == 0 or self.is_done):
                     self._validate(report)

@@ -30,7 +30,9 @@ BLOCK = 256  # numbers that share a magnitude
 SCALES = 4  # the place of the magnitudes among the op's sources
 _POWERS = 7
 _PLACES = 65536
-_ONE, _TINY, _HALF = np.float32(1), np.float32(1e-38), np.float32((_PLACES - 1) / 2)
+HALF = np.float32((_PLACES - 1) / 2)  # places from 0 to 1
+TINY = np.float32(1.2e-38)  # the least magnitude that numbers are divided by
+_ONE = np.float32(1)
 
 
 def opt_step_adamw_8bit(
@@ -74,13 +76,13 @@ _SIGNED, _UNSIGNED = _magnitudes(1), _magnitudes(2)
 # By code: 0 to 254 are -127 to 127, 255 is 1, which no negative number has.
 M_VALUES = np.concatenate([-_SIGNED[-2:0:-1], _SIGNED]).astype(np.float32)
 V_VALUES = _UNSIGNED.astype(np.float32)
-_M_CODES, _V_CODES = _codes(M_VALUES), _codes(V_VALUES)
+M_CODES, V_CODES = _codes(M_VALUES), _codes(V_VALUES)  # of each place
 
 
 @kernel
 def _place(x):
     """Of a share of the magnitude, -1 to 1; 0 of what is no number."""
-    at = (x + _ONE) * _HALF + np.float32(0.5)
+    at = (x + _ONE) * HALF + np.float32(0.5)
     return np.int64(at) if at > 0 else 0
 
 
@@ -103,11 +105,11 @@ def _block_step(p, g, m, v, of_m, of_v, settings):
     for j in range(p.size):
         first, second = _moments(g[j], m[j], v[j], of_m, of_v, beta1, beta2)
         m_most, v_most = max(m_most, abs(first)), max(v_most, second)
-    m_whole, v_whole = max(m_most, _TINY), max(v_most, _TINY)
+    m_whole, v_whole = max(m_most, TINY), max(v_most, TINY)
     for j in range(p.size):
         first, second = _moments(g[j], m[j], v[j], of_m, of_v, beta1, beta2)
         p[j] = p[j] * keep - alpha * (first * beta1h) / (np.sqrt(second * beta2h) + eps)
-        m[j], v[j] = _M_CODES[_place(first / m_whole)], _V_CODES[_place(second / v_whole)]
+        m[j], v[j] = M_CODES[_place(first / m_whole)], V_CODES[_place(second / v_whole)]
     return m_most, v_most
 
 

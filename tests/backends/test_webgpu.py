@@ -33,7 +33,7 @@ WITHOUT_A_KERNEL = {
     "gated_linear_attn", "group_norm", "group_norm_back", "im2col", "im2col_back", "likeliest",
     "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
     "pad_back", "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
-    "opt_step_adamw_8bit", "opt_step_adamw_8bit_half", "opt_step_adamw_half",
+    "opt_step_adamw_8bit_half", "opt_step_adamw_half",
     "opt_step_lion_half", "opt_step_sgd_half", "pool_max_back", "linear_cross_entropy_back_w",
     "rescale_back_linear_cross_entropy",
     "rescale_back_out_prod_id", "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set",

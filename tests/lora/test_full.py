@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from full_training import FULL, OPTIMISERS, check_losses, golden
 from full_training import trainer_of as run_of
+from separate_cpu import SeparateCPU
 from tiny_models import NO_VOCABULARY, write_llama
 
 import pyggml
@@ -73,6 +74,21 @@ def test_a_resumed_run_and_any_number_of_threads_make_the_same_bits(
     _, second = trainer_of(tiny, optimiser, 6, threads=1)
     second.resume(tmp_path)
     assert second.progress.step == 3
+    second.run(progress=False)
+    assert state(second) == state(whole)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw8bit", "muon"])
+def test_a_device_keeps_moments_of_single_tensors(tiny, tmp_path, optimiser, monkeypatch):
+    """And a run that was stopped there goes on without it."""
+    monkeypatch.setattr(adamw_8bit, "LEAST", 64)
+    _, whole = run_of(tiny, optimiser, 4)
+    whole.run(progress=False)
+    checkpoints = {"checkpoint_dir": str(tmp_path), "checkpoint_every": 2}
+    _, first = run_of(tiny, optimiser, 4, backends=[SeparateCPU()], **checkpoints)
+    first.run(lambda event: first.stop() if first.progress.step == 2 else None, progress=False)
+    _, second = run_of(tiny, optimiser, 4)
+    second.resume(tmp_path)
     second.run(progress=False)
     assert state(second) == state(whole)
 

@@ -1,6 +1,6 @@
 """A model's loss, gradients and text on the card, and steps of a run: they equal the host's."""
 
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -92,14 +92,15 @@ def test_a_step_of_all_tensors_shared_with_the_host(tmp_path):
 
 
 @on_a_card
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("architecture", FULL)
+@pytest.mark.parametrize(
+    ("architecture", "optimiser"), [*product(FULL, OPTIMISERS), ("qwen3", "adamw8bit")]
+)
 def test_training_of_all_tensors_begins_with_pytorch_s_losses(card, architecture, optimiser):
     check_losses(architecture, optimiser, 20, [card])
 
 
 @on_a_card
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimiser", [*OPTIMISERS, "adamw8bit", "muon"])
 def test_a_resumed_run_of_all_tensors_makes_the_same_bits(card, tmp_path, optimiser):
     path, checkpoints = model_of("qwen3"), {"checkpoint_dir": str(tmp_path), "checkpoint_every": 3}
     whole, first, second = (

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
+from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
-from pyggml.backends.cuda.code.jit import kernel
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import (
@@ -19,6 +19,7 @@ from pyggml.backends.cuda.runtime.launches import (
 )
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
+from pyggml.ops.optim_8bit import BLOCK, HALF, M_CODES, M_VALUES, TINY, V_CODES, V_VALUES, n_blocks
 
 _PIECE = 1 << 14  # numbers whose squares one block adds up
 
@@ -98,6 +99,47 @@ def _sgd(out, p, g, s):
         out[i] = p[i] * keep - s[0] * g[i]
 
 
+@device
+def _moments(j, g, m, v, of_m, of_v, m_values, v_values, s):
+    """Both moments of number j, of a block of these magnitudes."""
+    first, second = m_values[np.uint8(m[j])] * of_m, v_values[np.uint8(v[j])] * of_v
+    return first * s[1] + g[j] * (ONE - s[1]), second * s[2] + g[j] * g[j] * (ONE - s[2])
+
+
+@device
+def _place(x):
+    """Of a share of a magnitude: see ops/optim_8bit.py."""
+    at = (x + ONE) * HALF + np.float32(0.5)
+    return np.int32(at) if at > ZERO else np.int32(0)
+
+
+@kernel
+def _adamw_8bit(out, p, g, m, v, scales, s, m_values, v_values, m_codes, v_codes):
+    """A block of threads takes one of numbers; out and p are the same memory."""
+    parts = cuda.shared.array(THREADS, np.float32)
+    keep, n_blocks = ONE - s[0] * s[4], scales.size // 2
+    for b in range(cuda.blockIdx.x, n_blocks, cuda.gridDim.x):
+        first, last = b * BLOCK + cuda.threadIdx.x, min((b + 1) * BLOCK, out.size)
+        of_m, of_v, m_most, v_most = scales[b], scales[n_blocks + b], ZERO, ZERO
+        for j in range(first, last, cuda.blockDim.x):
+            x, y = _moments(j, g, m, v, of_m, of_v, m_values, v_values, s)
+            m_most, v_most = max(m_most, abs(x)), max(v_most, y)
+        m_most, v_most = block_max(m_most, parts), block_max(v_most, parts)
+        m_whole, v_whole = max(m_most, TINY), max(v_most, TINY)
+        for j in range(first, last, cuda.blockDim.x):
+            x, y = _moments(j, g, m, v, of_m, of_v, m_values, v_values, s)
+            out[j] = p[j] * keep - s[0] * (x * s[5]) / (math.sqrt(y * s[6]) + s[3])
+            m[j], v[j] = m_codes[_place(x / m_whole)], v_codes[_place(y / v_whole)]
+        if cuda.threadIdx.x == 0:
+            scales[b], scales[n_blocks + b] = m_most, v_most
+
+
+def _bind_8bit(site: CudaSite) -> Call:
+    tables = map(site.constant, (M_VALUES, V_VALUES, M_CODES, V_CODES))
+    n = n_blocks(site.node.n_elements)
+    return per_row(_adamw_8bit, n, BLOCK, site.stream, site.out, *site.src, *tables)
+
+
 def _step(run):
     def bind(site: CudaSite) -> Call:
         return per_result(run, site)
@@ -109,6 +151,7 @@ def _clip_scratch(node, compute):
     return 8 * -(-node.src[0].n_elements // _PIECE)
 
 
+declare("opt_step_adamw_8bit", CudaKernel(_bind_8bit))
 declare("clip_norm", CudaKernel(_clip_norm, scratch=_clip_scratch))
 for _name, _run in {"opt_step_adamw": _adamw, "opt_step_lion": _lion, "opt_step_sgd": _sgd}.items():
     declare(_name, CudaKernel(_step(_run)))

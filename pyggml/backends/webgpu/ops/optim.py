@@ -6,6 +6,7 @@ from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, per_element, whole
 from pyggml.graph.tensor import Tensor
+from pyggml.ops.optim_8bit import HALF, M_CODES, M_VALUES, TINY, V_CODES, V_VALUES, n_blocks
 
 _PIECE = 1 << 12  # numbers whose squares one workgroup adds up
 _SQUARES = whole("""
@@ -54,6 +55,43 @@ _SGD = """
     put_y(i, p_at(i) * (1.0 - s_at(0u) * s_at(1u)) - s_at(0u) * g_at(i));
 """
 
+# A workgroup takes a block; codes of four numbers lie in a word.
+_ADAMW_8BIT = "var<workgroup> codes: array<u32, 512>;\n" + whole("""
+    let i = group * 256u + me;
+    let block = min(group, BLOCKS - 1u);
+    var g = 0.0;
+    var first = 0.0;
+    var second = 0.0;
+    if (i < N) {
+        g = g_at(i);
+        first = m_values_at(m_at(i)) * scales_at(block);
+        second = v_values_at(v_at(i)) * scales_at(BLOCKS + block);
+    }
+    let m = first * s_at(1u) + g * (1.0 - s_at(1u));
+    let v = second * s_at(2u) + g * g * (1.0 - s_at(2u));
+    let m_most = highest(me, abs(m));
+    let v_most = highest(me, v);
+    if (i < N) {
+        let keep = 1.0 - s_at(0u) * s_at(4u);
+        put_y(i, p_at(i) * keep - s_at(0u) * (m * s_at(5u)) / (sqrt(v * s_at(6u)) + s_at(3u)));
+    }
+    codes[me] = m_codes_at(u32(max((m / max(m_most, TINY) + 1.0) * HALF + 0.5, 0.0)));
+    codes[256u + me] = v_codes_at(u32(max((v / max(v_most, TINY) + 1.0) * HALF + 0.5, 0.0)));
+    workgroupBarrier();
+    if (me < 64u && group * 256u + 4u * me < N) {
+        let at = 4u * me;
+        let more = at + 256u;
+        put_m_words(group * 64u + me, codes[at] | (codes[at + 1u] << 8u)
+            | (codes[at + 2u] << 16u) | (codes[at + 3u] << 24u));
+        put_v_words(group * 64u + me, codes[more] | (codes[more + 1u] << 8u)
+            | (codes[more + 2u] << 16u) | (codes[more + 3u] << 24u));
+    }
+    if (me == 0u && group < BLOCKS) {
+        put_scales(group, m_most);
+        put_scales(BLOCKS + group, v_most);
+    }
+""")
+
 
 def _pieces(node: Tensor) -> int:
     return -(-node.src[0].n_elements // _PIECE)
@@ -89,6 +127,20 @@ def _step(body: str, names: Sequence[str]) -> Callable[[ShaderSite], Sequence[Di
     return bind
 
 
+def _adamw_8bit(site: ShaderSite) -> Sequence[Dispatch]:
+    p, g, m, v, scales, s = site.src
+    n, n_groups = site.node.n_elements, n_blocks(site.node.n_elements)
+    views = {"y": site.out, "p": p, "g": g, "m": m, "v": v, "s": s, "scales": scales.for_writing()}
+    views |= {"m_words": m.of("u32").for_writing(), "v_words": v.of("u32").for_writing()}
+    values = {"m_values": M_VALUES, "v_values": V_VALUES}
+    codes = {"m_codes": M_CODES, "v_codes": V_CODES}
+    views |= {name: site.constant(table) for name, table in values.items()}
+    views |= {name: site.constant(table).of("u8") for name, table in codes.items()}
+    constants = {"N": n, "BLOCKS": n_groups, "HALF": float(HALF), "TINY": float(TINY)}
+    return [site.shaders.dispatch(_ADAMW_8BIT, views, n_groups, constants)]
+
+
+declare("opt_step_adamw_8bit", ShaderKernel(_adamw_8bit, mixed=(2, 3)))
 declare("clip_norm", ShaderKernel(_clip_norm, scratch=_scratch))
 declare("opt_step_adamw", ShaderKernel(_step(_ADAMW, ("p", "g", "m", "v", "s"))))
 declare("opt_step_lion", ShaderKernel(_step(_LION, ("p", "g", "m", "s"))))
