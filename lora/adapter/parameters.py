@@ -79,8 +79,7 @@ class Parameters:
         arrays = [_zeros(_end(each)) for each in (groups, *4 * [self.groups])]
         self.data, self.gradient, self.m, self.v, self._total = arrays
         names = ("data", "gradient", "m", "v", "total")
-        self.moments: dict[str, np.ndarray] = {}
-        self.own_leaves: dict[tuple[int, int], Tensor] = {}
+        self.moments, self.own_leaves = dict[str, np.ndarray](), dict[tuple[int, int], Tensor]()
         self.length = np.zeros(1, np.float32)
         by_block = devices is not None and bool(devices.homes) and not halves
         self._firsts = _parts(self._starts, by_block)

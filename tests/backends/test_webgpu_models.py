@@ -162,7 +162,11 @@ def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, t
 
 @pytest.mark.parametrize(
     ("architecture", "optimiser"),
-    [("qwen3", "sgd"), ("qwen3", "adamw8bit"), *(pytest.param(a, "adamw", marks=pytest.mark.slow) for a in FULL)],
+    [
+        ("qwen3", "sgd"),
+        ("qwen3", "adamw8bit"),
+        *(pytest.param(a, "adamw", marks=pytest.mark.slow) for a in FULL),
+    ],
 )
 def test_training_of_all_tensors_begins_with_pytorch_s_losses(architecture, optimiser, gpu):
     check_losses(architecture, optimiser, 4, [gpu], within=1e-5)

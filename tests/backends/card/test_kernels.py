@@ -148,8 +148,8 @@ def test_what_is_left_for_the_gradient_is_the_host_s(name, card):
 
 def test_every_op_has_a_kernel():
     """But for views, which nothing computes, for what the CPU alone makes of several nodes, and for
-    what it alone trains: the output matrix below a fused loss, the scales of experts, and with
-    moments in 8 bits, or numbers in halves."""
+    what it alone trains: the output matrix below a fused loss, the scales of experts, and numbers
+    in halves."""
     views = {name for name, op in OPS.items() if op.memory is Memory.VIEW}
     joint = {"swiglu_back", "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add"}
     joint |= {"linear_cross_entropy_back_w", "rescale_back_linear_cross_entropy"}
