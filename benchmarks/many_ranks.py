@@ -243,8 +243,7 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name}", default=text)
     parser.add_argument("--part", choices=("passes", "exchange"), help=argparse.SUPPRESS)
     given = parser.parse_args(words)
-    act = be_one if given.part else of_hosts if given.pass_seconds else foretell
-    act(given)
+    (be_one if given.part else of_hosts if given.pass_seconds else foretell)(given)
 
 
 if __name__ == "__main__":

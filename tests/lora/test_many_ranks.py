@@ -34,7 +34,7 @@ def test_an_exchange_is_what_a_rank_sends(many):
     assert many.sent_bytes(4, 4e6, 2) == 9e6
     link = many.Link(message=1e-3, bandwidth=1e9)
     assert link.seconds(1, 4e6, 2) == 0.0
-    assert link.seconds(4, 4e6, 2) == pytest.approx(0.009 + (2 * 6 * 2 + 2 * 3) * 1e-3)
+    assert link.seconds(4, 4e6, 2) == pytest.approx(0.009 + (2 * many.SMALL * 2 + 2 * 3) * 1e-3)
     assert link.seconds(1000, 4e6, 1) > link.seconds(8, 4e6, 1)
 
 
