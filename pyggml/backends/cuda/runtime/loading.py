@@ -8,7 +8,7 @@ takes longer than to copy them. That is done for weights that stream, which are 
 
 import mmap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -25,38 +25,38 @@ from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.cuda.runtime.transfers import Bytes
 
 _HALF = 4 << 20
-_MOST_THREADS = 16
+_MOST_THREADS = 8
 _PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_…: for all cards; pages that may not be written
 _OWN_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
 class _Stretch(NamedTuple):
-    """n bytes of an array, from byte `start` on, and where on the card they go."""
+    """n bytes, from byte `start` of a file or of an array on; and where on the card they go."""
 
-    array: np.ndarray
+    read_into: Callable[[memoryview, int], None]
     start: int
     target: int
     n: int
 
-    def read(self, memory: Any) -> None:
-        """Fill the first n bytes of a host's array: from this array's file, if it has one."""
-        mapped, into = map_of(self.array), memory[: self.n]
-        read_into = getattr(mapped, "read_into", None)
-        if mapped is not None and read_into is not None:
-            first = self.array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
-            read_into(memoryview(into), first + self.start)
-        else:
-            whole = self.array.reshape(-1).view(np.uint8)
-            into[:] = whole[self.start : self.start + self.n]
+
+def _stretches(target: Bytes, values: np.ndarray) -> Iterator[_Stretch]:
+    """An array in pieces: from its file, if it has one."""
+    mapped, first = map_of(values), 0
+    read_into = getattr(mapped, "read_into", partial(_copy_into, values))
+    if mapped is not None and hasattr(mapped, "read_into"):
+        first = values.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    for at in range(0, target.n, _HALF):
+        yield _Stretch(read_into, first + at, target.address + at, min(_HALF, target.n - at))
+
+
+def _copy_into(values: np.ndarray, memory: memoryview, start: int) -> None:
+    whole = values.reshape(-1).view(np.uint8)
+    np.asarray(memory)[:] = whole[start : start + len(memory)]
 
 
 def load(index: int, pairs: Iterable[tuple[Bytes, np.ndarray]]) -> None:
     """Copy arrays without gaps to a card's memory, and wait until they are there."""
-    pieces = [
-        _Stretch(values, at, target.address + at, min(_HALF, target.n - at))
-        for target, values in pairs
-        for at in range(0, target.n, _HALF)
-    ]
+    pieces = [piece for pair in pairs for piece in _stretches(*pair)]
     n = min(_MOST_THREADS, threads.most(), len(pieces))
     with ThreadPoolExecutor(max(n, 1)) as pool:
         for _ in pool.map(partial(_send, index), (pieces[i::n] for i in range(n))):
@@ -64,13 +64,15 @@ def load(index: int, pairs: Iterable[tuple[Bytes, np.ndarray]]) -> None:
 
 
 def _send(index: int, pieces: Sequence[_Stretch]) -> None:
+    """Copy pieces. Little of it is Python's, which runs one thread at a time."""
     make_current(index)
-    memory = cuda.pinned_array(2 * _HALF, np.uint8)
-    halves = memory[:_HALF], memory[_HALF:]
+    memory: Any = cuda.pinned_array(2 * _HALF, np.uint8)
+    address, whole = memory.ctypes.data, memoryview(memory)
     for i, piece in enumerate(pieces):
-        piece.read(halves[i % 2])
+        at = i % 2 * _HALF
+        piece.read_into(whole[at : at + piece.n], piece.start)
         _wait()  # for the copy of the other half
-        _copy(piece.target, halves[i % 2].ctypes.data, piece.n)
+        _copy(piece.target, address + at, piece.n)
     _wait()
 
 
