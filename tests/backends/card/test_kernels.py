@@ -8,6 +8,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.ops.lora import wide
+from pyggml.backends.cuda.ops.norm import norm_mul
 from pyggml.backends.cuda.ops.norm.by_row import holds_rows
 from pyggml.backends.cuda.runtime.kernel import bf16_op
 from pyggml.backends.cuda.runtime.table import kernels
@@ -128,6 +129,18 @@ def test_rows_are_packed_as_the_host_packs_them(name, card):
     assert card.refusal(graphs[0].outputs[0]) is None
     found, wanted = (results(g, devices)[0] for g, devices in zip(graphs, on, strict=True))
     assert (found != wanted).sum() <= (0 if SIMULATED else 1)
+
+
+def test_the_gradient_of_a_norm_s_weight_over_many_rows(card, monkeypatch):
+    """Of so many that sums of sums are added up."""
+    if SIMULATED:
+        monkeypatch.setattr(norm_mul, "_CHUNK_ROWS", 2)
+        monkeypatch.setattr(norm_mul, "_CHUNK_SUMS", 3)
+    x, dy = np.random.default_rng(1).standard_normal((2, 43 if SIMULATED else 70000, 8))
+    node = OPS["rms_norm_mul_back_w"](as_leaf(x), as_leaf(dy), eps=1e-3)
+    (found,) = results(Graph.of(node), Devices([card, CPU()]))
+    wanted = (x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-3) * dy).sum(axis=0)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(dy).sum() / 8)
 
 
 SAVING = [name for name in sorted(kernels()) if OPS[name].saved is not OPS["add"].saved]

@@ -41,7 +41,8 @@ _NORM, _BACK = RMS_NORM_MUL.formula, RMS_NORM_MUL_BACK.formula
 
 # -- the gradient of the weight -----------------------------------------------------------------
 
-_CHUNK_ROWS = 64  # rows whose part of dw one block adds up
+_CHUNK_ROWS = 16  # rows whose part of dw one block, or warp, adds up: one row after the other
+_CHUNK_SUMS = 64  # such sums that one thread adds up
 
 
 @cache
@@ -82,8 +83,8 @@ def _weighted_sums(of_x: Any, of_dy: Any) -> Any:
 def _sum_chunks(out, sums, n):
     """Rows of out: sums over as many rows of `sums` as a chunk has; the last of them over fewer."""
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        first, total = i // n * _CHUNK_ROWS * n + i % n, ZERO
-        for at in range(first, min(first + _CHUNK_ROWS * n, sums.size), n):
+        first, total = i // n * _CHUNK_SUMS * n + i % n, ZERO
+        for at in range(first, min(first + _CHUNK_SUMS * n, sums.size), n):
             total += sums[at]
         out[i] = total
 
@@ -91,9 +92,10 @@ def _sum_chunks(out, sums, n):
 def _chunks(node: Tensor) -> list[int]:
     """Rows of x, chunks of them, chunks of these, until one is left."""
     x = node.src[0]
-    sizes = [x.n_elements // x.shape[-1]]
-    while len(sizes) == 1 or sizes[-1] > 1:
-        sizes.append(max(-(-sizes[-1] // _CHUNK_ROWS), 1))
+    n_rows = x.n_elements // x.shape[-1]
+    sizes = [n_rows, max(-(-n_rows // _CHUNK_ROWS), 1)]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // _CHUNK_SUMS))
     return sizes
 
 
