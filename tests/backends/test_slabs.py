@@ -37,3 +37,11 @@ def test_a_large_piece_is_an_array_of_its_own():
     assert slabs.take(n) is memory.made[0] and taken(n) == (40 << 20) + PAGE
     small = slabs.take(3)
     assert small.base is memory.made[1] and taken(3) == 256
+
+
+def test_matrices_of_layers_leave_little_room_empty():
+    memory, matrix = Memory(), 34 * 2048 // 32
+    slabs = Slabs(memory)
+    sizes = [matrix * n for n in (2048, 1024, 1024, 2048, 6144, 6144, 6144)] * 40
+    pieces = [slabs.take(n) for n in sizes]
+    assert sum(m.size for m in memory.made) < 1.05 * sum(p.size for p in pieces)

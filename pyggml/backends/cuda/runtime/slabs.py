@@ -10,7 +10,7 @@ PAGE = 2 << 20  # what the driver gives; smaller pieces share one
 _SLAB = 32 << 20
 _LARGEST = _SLAB // 2  # of the pieces that are cut from slabs
 _ALIGNMENT = 256
-_MOST_OPEN = 4  # slabs with room, so that the rest of one is found by what fits
+_MOST_OPEN = 4  # slabs with room; a piece is cut from the fullest that has enough
 
 
 class Slabs:
@@ -32,7 +32,7 @@ class Slabs:
             left, slab = _SLAB, self._make(_SLAB)
         else:
             self._open = [s for s in self._open if s[1] is not slab]
-        self._open = sorted([*self._open, (left - size, slab)], key=lambda s: -s[0])[:_MOST_OPEN]
+        self._open = sorted([*self._open, (left - size, slab)], key=lambda s: s[0])[-_MOST_OPEN:]
         start = _SLAB - left
         return slab[start : start + max(n_bytes, 1)]
 
