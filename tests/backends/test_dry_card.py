@@ -12,7 +12,9 @@ from llama_models import VARIANTS, write
 import pyggml
 from pyggml.generation import Session
 from pyggml.graph import Graph
-from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.graph.dtypes import BF16
+from pyggml.lora import LoraConfig, attach, loss_and_grads, train_tensors
+from pyggml.lora.trainer.passes import Passes
 from pyggml.models import Inputs, build
 from pyggml.runtime import schedule
 
@@ -132,3 +134,28 @@ def test_a_card_computes_what_is_watched():
     assert len(watched) >= 4 * model.config.n_layer
     assert {made.place(t)[1] for t in watched} == {card}
     assert made.n_bytes <= 2 * schedule(graph, model.devices).n_bytes
+
+
+def test_a_matrix_that_is_trained_is_multiplied_in_bfloat16(monkeypatch):
+    """Its gradient too, which is added to its place, and units between products."""
+    from dry_card import DryCard
+
+    from pyggml.backends.cuda import rewrites
+    from pyggml.backends.cuda.gemm import cublas
+
+    for module in (cublas, rewrites):
+        monkeypatch.setattr(module, "has_cublas", lambda: True)
+    card = DryCard()
+    monkeypatch.setattr(card, "memory", lambda: (1 << 40, 1 << 40), raising=False)
+    model = pyggml.load(GOLDEN / "models/qwen3-F16.gguf", compute="bf16", backends=[card])
+    trained = train_tensors(model, ["*"])
+    passes = Passes(trained.model, trained.parameters, 32)
+    (plan, *_) = passes.training.plans.values()
+    nodes = [t for t in plan.graph.nodes if t.op is not None]
+    gradients = [t for t in nodes if t.op.name == "out_prod_add" and t.is_write]
+    table, tensors = "token_embd.weight", trained.parameters.tensors
+    matrices = [name for name, t in tensors.items() if len(t.shape) == 2 and name != table]
+    assert len(gradients) == len(matrices)
+    assert {t.src[1].dtype for t in gradients} == {BF16}
+    units = [t for t in nodes if t.op.name.startswith("swiglu")]
+    assert units and {t.dtype for t in units} == {BF16}
