@@ -51,7 +51,7 @@ def block_bytes(weights: Mapping[str, Tensor]) -> Counter[int]:
     """Bytes of the weights of each block that can stream: those that never change."""
     sizes = Counter[int]()
     for name, w in weights.items():
-        if isinstance(block := group_of(name), int) and is_constant(w):
+        if isinstance(block := group_of(name), int) and w.op is None and is_constant(w):
             sizes[block] += w.n_bytes
     return sizes
 
@@ -82,7 +82,8 @@ def stream_blocks(
     if n_streamed and not (able and sizes):
         lack = "a device that can stream: device cuda" if not able else "weights that never change"
         raise ConfigError([("stream_weights", f"is on, wanted {lack}")])
-    chosen = [w for name, w in weights.items() if group_of(name) in sizes and is_constant(w)]
+    own = (w for name, w in weights.items() if group_of(name) in sizes and w.op is None)
+    chosen = [w for w in own if is_constant(w)]
     for device in able:
         assert device.streamed is not None
         device.streamed.clear()
