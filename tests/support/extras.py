@@ -23,7 +23,7 @@ EXTRAS = {
     "nbclient": "docs",
     "nbformat": "docs",
     "ipykernel": "docs",
-    "nccl": "cuda",
+    "nccl": "cards",
     "numba_cuda": "cuda",
     "pyarrow": "parquet",
     "tensorboardX": "tensorboard",

@@ -110,7 +110,7 @@ def _library() -> Any:
     """The bindings of NCCL. Raises DeviceError without them, or without the library."""
     if SIMULATED:
         raise DeviceError("the simulator has no way to other cards")
-    wanted = f"wanted {how_to_install('cuda')}"
+    wanted = f"wanted {how_to_install('cards')}"
     try:
         from nccl.bindings import nccl
 
