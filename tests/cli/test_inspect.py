@@ -271,7 +271,7 @@ def test_the_plan(pyggml, facts, tiny):
                for x in section(ended.out, "fused"))  # fmt: skip
     whole = ("--plan", "--ctx", 60, "--batch", 50)
     layers = facts(tiny, *whole, "--grad-checkpointing")["plan"]["arena_bytes"]
-    assert layers < 0.9 * facts(tiny, *whole)["plan"]["arena_bytes"]
+    assert layers < 0.95 * facts(tiny, *whole)["plan"]["arena_bytes"]
 
 
 def test_a_rank_and_a_context_are_costed_with_memory(pyggml, facts, tiny):
