@@ -92,7 +92,8 @@ class RunPlan:
     def reserve(self) -> RunMemory:
         """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
         leaves = {leaf for part in self.passes.parts for leaf in part.leaves if is_constant(leaf)}
-        leaves |= {t for t in self.model.parts.weights.values() if t.op is None and is_constant(t)}
+        trained = {*self.parameters.operands.values()}
+        leaves |= {t for t in self.model.parts.weights.values() if t.op is None} - trained
         weights = sum(t.n_bytes for t in leaves)
         return RunMemory(self.passes.n_bytes, self._held_bytes, weights)
 
