@@ -3,8 +3,9 @@ unpacked, in bfloat16.
 
 To unpack them takes three tenths of a short step, and so little of a long one that no weight stays.
 Half of the memory that is free beside the graph and its leaves is used, so that other graphs and
-programs have room too; these may read what stays. Results are the same bits: cuBLAS gets the same
-numbers at the same distances.
+programs have room too; these may read what stays. Results are the same bits where cuBLAS gets the
+same numbers at the same distances; not of an output matrix of more than 1 GiB, which is sliced
+unless it stays.
 """
 
 from __future__ import annotations
