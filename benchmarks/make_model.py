@@ -104,8 +104,8 @@ def values(shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> np
 @cache
 def packed_rows(n: int, kind: str) -> np.ndarray:
     """256 rows of n random weights, as bytes."""
-    some = 0.02 * np.random.default_rng(n).standard_normal((256, n), np.float32)
-    return quantize(some, kind).reshape(256, -1)
+    weights = 0.02 * np.random.default_rng(n).standard_normal((256, n), np.float32)
+    return quantize(weights, kind).reshape(256, -1)
 
 
 def write(

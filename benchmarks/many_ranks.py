@@ -156,8 +156,8 @@ def measure_exchange(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[
     return seconds
 
 
-def started(given: argparse.Namespace, n: int, part: str, n_bytes: int = 0) -> dict[str, Any]:
-    """What the first of n processes tells of a part."""
+def measured_part(given: argparse.Namespace, n: int, part: str, n_bytes: int = 0) -> dict[str, Any]:
+    """Seconds of a part, as the first of n processes that this one starts has measured them."""
     words = [sys.executable, *sys.argv, f"--part={part}", f"--of={n}", f"--n-bytes={n_bytes}"]
     return _last_line(words)
 
@@ -188,8 +188,8 @@ def foretell(given: argparse.Namespace) -> None:
     seen: dict[Any, list[float]] = defaultdict(list)
     for _ in range(given.rounds):
         for n in counts:
-            parts = started(given, n, "passes")
-            parts |= started(given, n, "exchange", int(parts["n_bytes"][0])) if n > 1 else {}
+            parts = measured_part(given, n, "passes")
+            parts |= measured_part(given, n, "exchange", int(parts["n_bytes"][0])) if n > 1 else {}
             parts["step"] = _last_line([*script, f"--ranks={n}"])["each"][3:]
             for name, seconds in parts.items():
                 seen[name, n] += seconds

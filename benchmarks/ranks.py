@@ -50,7 +50,7 @@ def measures(given: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, obje
     device = device_of_rank(given.device, ranks)
     for batch in map(int, given.batch.split(",")):
         trainer = trainer_of(given, ranks, batch, device)
-        yield {"batch": batch, "tokens": given.tokens, "device": device} | _timed(trainer)
+        yield {"batch": batch, "tokens": given.tokens, "device": device} | _measured_run(trainer)
         trainer.free()
 
 
@@ -75,7 +75,7 @@ class Clock:
         self.steps, self.shares = list[float](), list[list[float]]()
         self._spent, self._last = [0.0, 0.0], perf_counter()
 
-    def timed(self, call: Callable[..., None], i: int) -> Callable[..., None]:
+    def timing(self, call: Callable[..., None], i: int) -> Callable[..., None]:
         """A call whose time counts as part i alone, whatever it calls."""
 
         def act(*arrays: Any, **how: Any) -> None:
@@ -94,11 +94,13 @@ class Clock:
             self._spent, self._last = [0.0, 0.0], now
 
 
-def _timed(trainer: Trainer) -> dict[str, object]:
+def _measured_run(trainer: Trainer) -> dict[str, object]:
     clock = Clock()
-    vars(trainer.gradient)["end"] = clock.timed(trainer.gradient.end, 0)
+    vars(trainer.gradient)["end"] = clock.timing(trainer.gradient.end, 0)
     if trainer.ranks.size > 1:
-        vars(trainer.ranks)["_gather"] = clock.timed(getattr(trainer.ranks, "_gather"), 1)  # noqa: B009
+        # Ranks wait for each other there alone. Not all kinds of ranks have it, so mypy knows none.
+        gather = getattr(trainer.ranks, "_gather")  # noqa: B009
+        vars(trainer.ranks)["_gather"] = clock.timing(gather, 1)
     trainer.run(clock.report, progress=False)
     vars(trainer.ranks).pop("_gather", None)
     numbers = trainer.parameters.data
@@ -117,7 +119,7 @@ def _timed(trainer: Trainer) -> dict[str, object]:
 def _as_rank(given: argparse.Namespace) -> None:
     """Be one of the ranks; the first prints the measures."""
     if given.through_host:
-        vars(gradient)["linked"] = lambda devices, ranks: None
+        vars(gradient)["links_to_ranks"] = lambda devices, ranks: None
     ranks = ranks_of_process()
     again = [sys.executable, *sys.argv]
     alone = ranks.size == 1 and given.one > 1
@@ -149,8 +151,8 @@ def main() -> None:
         n, n_threads = map(int, f"{group}x1".split("x")[:2])
         launcher = [given.mpiexec, "-n", str(n)] if given.mpiexec else []
         words = [*launcher, sys.executable, *sys.argv, "--one", str(n)]
-        some = {"NUMBA_NUM_THREADS": str(n_threads)} if given.device == "cpu" else {}
-        env = {**os.environ} | some
+        threads = {"NUMBA_NUM_THREADS": str(n_threads)} if given.device == "cpu" else {}
+        env = {**os.environ} | threads
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as running:
             assert running.stdout is not None
             for line in running.stdout:

@@ -79,9 +79,11 @@ def main() -> None:
     parser.add_argument("--generate", type=int, default=32)
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    wanted = [n for n in map(int, options.threads.split(",")) if n <= len(cores)]
-    measured = {n: of_threads(options, cores[:n]) for n in wanted}
+    counts = [*map(int, options.threads.split(","))]
+    measured = {n: of_threads(options, cores[:n]) for n in counts if n <= len(cores)}
     print(f"{about()['cpu']}, {os.cpu_count()} cores\n")
+    if left_out := sorted({*counts} - {*measured}):
+        print(f"left out, for want of cores: {left_out}\n")
     print("\n".join([*rates(measured), "", *shares(measured)]))
 
 

@@ -32,17 +32,17 @@ def share_to_compile(graph: Graph, compute: str) -> float:
     """Of the kinds of nodes of a graph, the share that no earlier run has computed, so that their
     kernels are not in the cache."""
     kinds = _kinds(graph, compute)
-    return len(kinds - _compiled(_note())) / max(len(kinds), 1)
+    return len(kinds - _compiled_kinds(_note())) / max(len(kinds), 1)
 
 
 def _note() -> Path | None:
     return CACHE / "nodes.compiled" if CACHE is not None and JIT else None
 
 
-def _compiled(note: Path | None) -> set[str]:
+def _compiled_kinds(note: Path | None) -> set[str]:
     """The kinds of nodes whose kernels are in the cache."""
     try:
-        return set(note.read_text().split()) if note is not None else set()
+        return set(note.read_text(errors="replace").split()) if note is not None else set()
     except OSError:
         return set()
 
@@ -56,7 +56,7 @@ def run_helper(
     Yields a function to call after each step. lora: None for no helper.
     """
     note, kinds = _note(), _kinds(graph, compute)
-    new = kinds - _compiled(note)
+    new = kinds - _compiled_kinds(note)
     if note is None or not new:
         yield lambda: None
         return

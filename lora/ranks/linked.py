@@ -13,14 +13,14 @@ from pyggml.runtime import Devices
 _SEVERAL = "its blocks are on several devices"
 
 
-def linked(devices: Devices, ranks: Ranks) -> tuple[Backend, Links] | None:
+def links_to_ranks(devices: Devices, ranks: Ranks) -> tuple[Backend, Links] | None:
     """This rank's device, and the ways from it to those of all other ranks. None where there are
     none, which a warning of the first rank explains if there are devices. All ranks call this.
     """
-    others = [b for b in devices.backends if not b.is_host]
+    cards = [b for b in devices.backends if not b.is_host]
     links, word, fault = None, "", _SEVERAL if devices.homes else ""
     try:
-        links = others[0].links() if others and not fault else None
+        links = cards[0].links() if cards and not fault else None
         word = links.word() if links is not None and ranks.is_first else ""
     except DeviceError as error:
         fault = str(error)
@@ -33,7 +33,7 @@ def linked(devices: Devices, ranks: Ranks) -> tuple[Backend, Links] | None:
     if why or links is None:
         return None
     links.join(told[0][-1], ranks.rank, ranks.size)
-    return others[0], links
+    return cards[0], links
 
 
 def _why_not(told: list[tuple[str, str, str]]) -> str:

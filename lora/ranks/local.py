@@ -148,7 +148,7 @@ def _has_failed(each: socket) -> bool:
 
 
 def start(n: int, command: Sequence[str]) -> LocalRanks:
-    """The first of n ranks; the others run this command line, which comes to `joined`.
+    """The first of n ranks; the others run this command line, which comes to `group_of_process`.
 
     Raises ConfigError where the system cannot hand sockets on.
     """
@@ -176,7 +176,7 @@ def start(n: int, command: Sequence[str]) -> LocalRanks:
     return LocalRanks(0, ends[0], helpers)
 
 
-def joined() -> LocalRanks | None:
+def group_of_process() -> LocalRanks | None:
     """The group for which the first rank started this process; None of any other process."""
     told = os.environ.pop(_VARIABLE, None)  # it is not for those that this process starts
     if told is None:

@@ -5,7 +5,7 @@ import os
 from pyggml.errors import PyggmlError
 from pyggml.extras import how_to_install
 from pyggml.lora.ranks.alone import ALONE, Ranks
-from pyggml.lora.ranks.local import joined
+from pyggml.lora.ranks.local import group_of_process
 
 # What a launcher puts into the environment: the number of processes. Slurm sets its own for every
 # job; the second name tells that it also started this process for MPI.
@@ -23,7 +23,7 @@ def ranks_of_process() -> Ranks:
 
     Raises PyggmlError if there are others, and mpi4py is missing or belongs to another MPI.
     """
-    if (local := joined()) is not None:
+    if (local := group_of_process()) is not None:
         return local
     name, size = _size()
     if size <= 1:

@@ -20,7 +20,7 @@ from pyggml.graph.tensor import Tensor, window, zeros
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.ranks import ALONE, Ranks, share
-from pyggml.lora.ranks.linked import linked
+from pyggml.lora.ranks.linked import links_to_ranks
 from pyggml.ops import add_inplace, cpy, fill_inplace
 from pyggml.runtime import Devices, Program, bind, schedule
 
@@ -51,7 +51,7 @@ class StepGradient:
         self._sum: _Sum
         if ranks.size == 1:
             self._sum = _SumAlone(parameters, devices)
-        elif (way := linked(devices, ranks)) is not None:
+        elif (way := links_to_ranks(devices, ranks)) is not None:
             self._sum = _SumOnDevices(parts[0], devices, ranks, *way)
         else:
             self._sum = _SumOnHost(parameters, devices, ranks)

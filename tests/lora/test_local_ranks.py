@@ -229,7 +229,10 @@ def test_gradients_of_cards_add_up_in_the_order_of_passes_without_the_host(group
 def test_without_ways_between_all_cards_the_host_adds_and_it_is_said(groups, places, faults, why):
     steps, ways = [gradients(3)], groups(2)
     cards = [Card(*each) for each in zip(ways, places, faults, strict=True)]
-    act = lambda r: summed(r, cards[r.rank], steps)[0][0].tobytes()  # noqa: E731
+
+    def act(r):
+        return summed(r, cards[r.rank], steps)[0][0].tobytes()
+
     if why is None:
         results = in_threads(act, groups(2))
     else:

@@ -90,8 +90,8 @@ def with_kept_ups(graph: Graph, card: CudaBackend) -> Graph:
             if up is not computed_again and up.dtype is BF16 and _is_first(gate, first):
                 kept[t] = t.reading((gate, up, *t.src[2:]))
     left = room(graph, card) if kept else None
-    wanted = sum(t.src[1].n_bytes for t in kept.values())
-    return rewrite(graph, kept) if left is not None and wanted <= left else graph
+    n_bytes = sum(t.src[1].n_bytes for t in kept.values())
+    return rewrite(graph, kept) if left is not None and n_bytes <= left else graph
 
 
 def _is_first(t: Tensor, first: dict[tuple[Tensor, ...], Tensor]) -> bool:

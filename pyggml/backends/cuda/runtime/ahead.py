@@ -33,7 +33,7 @@ _NUMBER = np.uint16().nbytes
 _NO_FORK = OSError, AssertionError  # for want of memory, and in a process that may have none
 
 
-class _Missing(NamedTuple):
+class _MissingKernel(NamedTuple):
     """A kernel for arguments of these types, and the file that is to have it."""
 
     kernel: Any
@@ -50,15 +50,15 @@ def compile_missing(calls: Iterable[Call]) -> None:
         _in_processes(missing, min(n_cores(), len(missing), _MOST))
 
 
-def _missing(calls: Iterable[Call]) -> list[_Missing]:
-    wanted: dict[tuple[Any, ...], None] = {}
+def _missing(calls: Iterable[Call]) -> list[_MissingKernel]:
+    launched: dict[tuple[Any, ...], None] = {}
     for call in calls:
         for kernel, arguments in launches(call):
             types = tuple(map(kernel.typeof_pyval, arguments))
             if types not in kernel.overloads:
-                wanted[kernel, types] = None
-    files = ((*one, getattr(one[0]._cache, "path", _nowhere)(one[1])) for one in wanted)
-    missing = [_Missing(*file) for file in files if file[2] is not None and not file[2].exists()]
+                launched[kernel, types] = None
+    files = ((*one, getattr(one[0]._cache, "path", _nowhere)(one[1])) for one in launched)
+    missing = [_MissingKernel(*f) for f in files if f[2] is not None and not f[2].exists()]
     return sorted(missing, key=lambda one: -_size(one.kernel.py_func))
 
 
@@ -78,7 +78,7 @@ def _size(function: Any) -> int:
     return len(function.__code__.co_code) + sum(map(_size, called))
 
 
-def _in_processes(missing: Sequence[_Missing], n: int) -> None:
+def _in_processes(missing: Sequence[_MissingKernel], n: int) -> None:
     from numba.cuda import dispatcher
 
     numbers, more = os.pipe()  # of kernels that none has taken
@@ -107,7 +107,7 @@ def _in_processes(missing: Sequence[_Missing], n: int) -> None:
             gc.enable()
 
 
-def _take(numbers: int, missing: Sequence[_Missing], card: Any) -> None:
+def _take(numbers: int, missing: Sequence[_MissingKernel], card: Any) -> None:
     """In a process of its own: compile what none has taken, one after the other.
 
     card: stands for the current one, of which the driver would be asked
