@@ -594,13 +594,13 @@ def load(
     compute: how products with quantised weights are computed, see pyggml.kernels.gemm. "f32" is
     exact; "bf16" and "int8" round, and are slow on CPUs without such instructions; "auto" takes the
     fastest. backends: devices to compute, train and generate on, in order of preference. The CPU
-    runs what they lack, with a warning. device: "cuda", "cuda:1" or "auto" opens such a device as
-    the last of the backends, "cuda:0,cuda:1" both. gpu_layers: so many of the last blocks are
-    computed by the devices, one more than there are: the output too; "all", or "auto": as many as
-    fit into their memory. split: the share of them that each device has. stream_weights: "on"
-    leaves the weights of blocks in the file, from which each pass copies them to the device; "off"
-    none; "auto", the default, as few as its memory requires. Raises GGUFError, ModelError,
-    AdapterError, ConfigError or DeviceError: one sentence that names the fault.
+    runs what they lack, with a warning, and all without them. device: "cuda", "cuda:1" or "auto"
+    opens such a device as the last of the backends, "cuda:0,cuda:1" both. gpu_layers: so many of
+    the last blocks are computed by the devices, one more than there are: the output too; "all", or
+    "auto": as many as fit into their memory. split: the share of them that each device has.
+    stream_weights: "on" leaves the weights of blocks in the file, from which each pass copies them
+    to the device; "off" none; "auto", the default, as few as its memory requires. Raises GGUFError,
+    ModelError, AdapterError, ConfigError or DeviceError: one sentence that names the fault.
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)
     if known is None:
