@@ -120,10 +120,13 @@ def command(
     """Write a model of random weights, with the first numbers that its architecture is given."""
     vocabulary, n_vocab = _vocabulary(vocab)
     own = _keys(keys) if keys else {}
-    arch = str(own.pop(_ARCHITECTURE, arch))
+    arch, n_each = str(own.pop(_ARCHITECTURE, arch)), dtype(type_name).numpy.itemsize
+    if (
+        not own
+    ):  # half of them is the least that is near enough; the search for a size takes a while
+        check_space(output, params // 2 * n_each)
     metadata = hyperparameters(arch, params, n_vocab, ctx, tied, own)
-    n_bytes = count(metadata, n_vocab, tied) * dtype(type_name).numpy.itemsize
-    check_space(output, n_bytes)
+    check_space(output, count(metadata, n_vocab, tied) * n_each)
     write(output, Fresh(metadata, n_vocab, vocabulary, tied), dtype(type_name), seed)
     for key, value in metadata.items():
         row(key, str(value))
