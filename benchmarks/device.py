@@ -1,12 +1,16 @@
-"""What an NVIDIA card does: LoRA steps beside PEFT's, generation, products. One JSON line a row.
+"""What an NVIDIA card does: LoRA steps, generation, products; beside others. A JSON line a row.
 
-usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,graph,decode,peft,load,stream]
+usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,graph,decode,load,stream]
                  [--device 0] [--sizes 1x128,1x512,16x512] [--rank 8] [--steps 10] [--new 64]
-                 [--past 512] [--grad-checkpointing] [--weight-copies 0.05]
-                 [--peft-python PATH] [--leave GB]
+                 [--past 512] [--grad-checkpointing] [--weight-copies 0.05] [--modules NAMES]
+                 [--leave GB] [--sides "FLAGS; FLAGS"] [--peft-python PATH] [--unsloth-path DIR]
+                 [--llama-bench PATH]
 
-MODEL is a file that make_model.py writes with --size 1.7B. Rows, of which the first seven are run
-where none is named:
+MODEL is a file that make_model.py writes with --size 1.7B. --sides: the same step by PEFT and
+Unsloth, a process for each FLAGS of card_step.py, all warm before the first is measured, one at a
+time: "--liger; --compile; --unsloth; --unsloth --four-bit --checkpoint". --unsloth-path: where it
+and its needs lie. --llama-bench: that program of llama.cpp's, of its CUDA backend. Rows, of which
+the first six are run where none is named:
 
 machine   the card's bandwidth (a copy, read and written; the best of ten medians) and its bfloat16
           rate (cuBLAS, 8192³)
@@ -20,7 +24,6 @@ graph     one captured step, its launches in a line and side by side: millisecon
 decode    tokens/s of one sequence after `past` tokens and share of the bandwidth over packed
           weights: of the likeliest tokens, which the card chooses, and where the host gets the
           logits before each; and tokens/s of a prompt of so many
-peft      the same step by PEFT in bfloat16, in a process of its own (peft_step.py --device cuda)
 load      GB/s at which weights go to the card; one copy from locked pages, and from others, of as
           many bytes
 stream    a step whose blocks are made again in the backward pass (--grad-checkpointing), with all
@@ -33,6 +36,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -43,6 +47,7 @@ from itertools import chain, count, islice, product
 from math import inf, prod
 from pathlib import Path
 from statistics import median
+from subprocess import PIPE, Popen
 from time import perf_counter
 from typing import Any
 from zlib import crc32
@@ -216,7 +221,9 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     n_sequences, n_ctx = size
     n = n_sequences * n_ctx
     model = pyggml.load(file, backends=[card.backend])
-    adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
+    modules = tuple(options.modules.split(",")) if options.modules else None
+    config = LoraConfig(rank=options.rank, alpha=2.0 * options.rank, modules=modules)
+    adapter = attach(model, config)
     card.backend.copies_from = options.weight_copies
     keep = Keep.LAYERS if options.grad_checkpointing else Keep.COSTLY
     passes = Passes(adapter.model, adapter.parameters, n, n_ctx, keep)
@@ -290,17 +297,65 @@ def time_of_graph(card: Card, passes: Passes) -> dict[str, float]:
     }  # fmt: skip
 
 
-def peft(options: Any, size: tuple[int, int]) -> None:
-    n_sequences, n_ctx = size
-    command = [
-        options.peft_python, str(HERE / "peft_step.py"), "--device", "cuda", "--dtype", "bf16",
-        "--size", "1.7B", "--batch", str(n_sequences), "--tokens", str(n_ctx),
-        "--rank", str(options.rank), "--steps", str(options.steps),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(
-        done.stdout.strip() or json.dumps({"benchmark": "peft bf16", "error": done.stderr[-500:]})
+# -- other programs -----------------------------------------------------------------------------
+
+
+class Side:
+    """Another program's steps (card_step.py), in a process that waits for its turns."""
+
+    def __init__(self, flags: str, options: Any) -> None:
+        path = options.unsloth_path if "--unsloth" in flags else ""
+        paths = [path, os.environ.get("PYTHONPATH", "")]
+        env = os.environ | {"PYTHONPATH": ":".join(filter(None, paths))}
+        common = ["--rank", str(options.rank), "--steps", str(options.steps), "--in-turns"]
+        if "--sizes" not in flags:
+            common += ["--sizes", options.sizes]
+        command = [options.peft_python, str(HERE / "card_step.py"), *flags.split(), *common]
+        self.flags = flags
+        self._process = Popen(command, env=env, stdin=PIPE, stdout=PIPE, text=True)
+
+    def is_ready(self) -> bool:
+        """Waits until it is warm; False when it has ended."""
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line == "ready\n":
+                return True
+            if line.startswith("{"):
+                print(line, end="", flush=True)
+        if code := self._process.wait():
+            print(json.dumps({"side": self.flags, "exit_code": code}), flush=True)
+        return False
+
+    def take_turn(self) -> bool:
+        """Let it measure one size; whether there is another."""
+        assert self._process.stdin
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self.is_ready()
+
+
+def take_turns(sides: list[Side]) -> None:
+    """All are warm before the first is measured, one at a time."""
+    waiting = [side for side in sides if side.is_ready()]
+    while waiting:
+        waiting = [side for side in waiting if side.take_turn()]
+
+
+def llama_bench(options: Any, file: str) -> None:
+    """Prompts and tokens of llama.cpp's CUDA backend."""
+    given = (
+        f"-ngl 99 -fa 1 -ub 512 -r 5 -o json -p {options.past} -n {options.new} -d 0,{options.past}"
     )
+    command = [options.llama_bench, "-m", file, *given.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(json.dumps({"benchmark": "llama-bench", "error": done.stderr[-500:]}), flush=True)
+        return
+    for test in json.loads(done.stdout):
+        fields = {name: test[name] for name in ("n_prompt", "n_gen", "n_depth", "avg_ts")}
+        print(
+            json.dumps({"benchmark": "llama-bench", "model": Path(file).name, **fields}), flush=True
+        )
 
 
 # -- weights that go to the card ----------------------------------------------------------------
@@ -392,7 +447,7 @@ def decode(card: Card, file: str, options: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--rows", default="machine,product,step,op,graph,decode,peft")
+    parser.add_argument("--rows", default="machine,product,step,op,graph,decode")
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--sizes", default="1x128,1x512,16x512")
     parser.add_argument("--rank", type=int, default=8)
@@ -401,15 +456,20 @@ def main() -> None:
     parser.add_argument("--past", type=int, default=512)
     parser.add_argument("--grad-checkpointing", action="store_true")
     parser.add_argument("--weight-copies", type=float, default=TrainConfig().weight_copies)
+    parser.add_argument("--sides", default="")
     parser.add_argument("--peft-python", default=sys.executable)
+    parser.add_argument("--unsloth-path", default="")
+    parser.add_argument("--llama-bench")
+    parser.add_argument("--modules", help="that get an adapter, of the rows step, op and graph")
     parser.add_argument("--leave", type=float, default=0.0)
     options = parser.parse_args()
     options.rows = options.rows.split(",")
     sizes = [tuple(int(n) for n in size.split("x")) for size in options.sizes.split(",")]
 
-    if "peft" in options.rows:  # before anything of ours is in the card's memory
-        for size in sizes:
-            peft(options, size)
+    if options.sides:  # before anything of ours is in the card's memory
+        take_turns([Side(flags.strip(), options) for flags in options.sides.split(";")])
+    for file in options.models if options.llama_bench else ():
+        llama_bench(options, file)
     card = Card(options.device)
     if "machine" in options.rows:
         machine(card)

@@ -17,13 +17,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from machine import about, median_seconds, peak_rss_gb
-from sizes import HEAD, N_VOCAB, SIZES
-
-MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+from sizes import HEAD, MODULES, N_VOCAB, SIZES
 
 
-def model_of(size: str, n_layer: int | None, dtype: torch.dtype, rank: int) -> torch.nn.Module:
-    """A model of this size with an adapter on all linear modules, a mixture's on attention."""
+def config_of(size: str, n_layer: int | None) -> Qwen3Config | Qwen3MoeConfig:
     shape = SIZES[size]
     given = {
         "vocab_size": N_VOCAB,
@@ -37,13 +34,26 @@ def model_of(size: str, n_layer: int | None, dtype: torch.dtype, rank: int) -> t
     }
     if shape.n_expert:
         experts = {"num_experts": shape.n_expert, "num_experts_per_tok": shape.n_used}
-        config = Qwen3MoeConfig(moe_intermediate_size=shape.n_ff, **experts, **given)
-    else:
-        config = Qwen3Config(intermediate_size=shape.n_ff, **given)
+        return Qwen3MoeConfig(moe_intermediate_size=shape.n_ff, **experts, **given)
+    return Qwen3Config(intermediate_size=shape.n_ff, **given)
+
+
+def base_of(size: str, n_layer: int | None, dtype: torch.dtype, **how: str) -> torch.nn.Module:
+    """A model of this size; how: what transformers is to compute it with."""
     torch.set_default_dtype(dtype)
-    base = AutoModelForCausalLM.from_config(config).to(dtype)
-    modules = MODULES[:4] if shape.n_expert else MODULES
-    return get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules))
+    return AutoModelForCausalLM.from_config(config_of(size, n_layer), **how).to(dtype)
+
+
+def with_adapter(
+    base: torch.nn.Module, size: str, rank: int, on_experts: bool = False
+) -> torch.nn.Module:
+    """Adapters on all linear modules, a mixture's on attention, and its experts if asked for."""
+    modules = MODULES[:4] if SIZES[size].n_expert else MODULES
+    further = [f"experts.{name}" for name in ("gate_up_proj", "down_proj")] if on_experts else None
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=modules, target_parameters=further
+    )
+    return get_peft_model(base, config)
 
 
 def read_options() -> argparse.Namespace:
@@ -65,7 +75,8 @@ def main() -> None:
     options = read_options()
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     with torch.device(options.device):
-        model = model_of(options.size, options.layers, dtype, options.rank).train()
+        base = base_of(options.size, options.layers, dtype)
+        model = with_adapter(base, options.size, options.rank).train()
     forward = torch.compile(model, dynamic=False) if options.compile else model
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 N_VOCAB, HEAD = 151936, 128
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(frozen=True, slots=True)
