@@ -661,8 +661,7 @@ def _stream(model: Model, word: str) -> None:
 
 
 def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:
-    zeros = zero_matrices(parts.weights)
-    if zeros and file.get(FRESH) is None:
+    if file.get(FRESH) is None and (zeros := zero_matrices(parts.weights)):
         warnings.warn(
             f"{file.path}: all of {first_names(zeros)} is 0, as where a download broke off",
             RuntimeWarning,

@@ -117,6 +117,21 @@ class Backend(ABC):
         joined with those of nodes, and run beside them."""
         return self.bind_write(tensor, values)
 
+    def host_memory(self, n_bytes: int) -> np.ndarray:
+        """Memory of the host, uint8, for results of this device that lie there for a while."""
+        return np.empty(n_bytes, np.uint8)
+
+    def bind_send(self, tensor: Tensor, memory: np.ndarray) -> Call:
+        """A call that copies a tensor's numbers to such memory; joined as bind_stream's."""
+        return Call(self._send, tensor, memory)
+
+    def bind_return(self, tensor: Tensor, memory: np.ndarray) -> Call:
+        """A call that copies them back from there, to another tensor of the same shape and type."""
+        return self.bind_write(tensor, memory.view(tensor.dtype.numpy).reshape(tensor.shape))
+
+    def _send(self, tensor: Tensor, memory: np.ndarray) -> None:
+        memory[:] = self.read(tensor).reshape(-1).view(np.uint8)
+
     def copy_rate(self, values: np.ndarray) -> float | None:
         """Bytes a second at which an array is streamed, measured; None if it does not tell."""
         return None

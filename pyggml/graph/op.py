@@ -192,14 +192,17 @@ SAVED = Op(
 )
 
 # Ops that a schedule adds where tensors go from one device to another: a copy of another device's
-# numbers; one of a host's weight (`leaf` of its params), made in every run anew; and a view, which
-# gives a copy another order of axes or keeps its source alive.
-COPIED, STREAMED, SEEN = (
+# numbers; one of a host's weight (`leaf` of its params), made in every run anew; a view that gives
+# a copy another order of axes or keeps its source alive; one whose numbers the host gets; and the
+# copy that these come back to (`returned` of its params).
+COPIED, STREAMED, SEEN, SENT, RETURNED = (
     replace(SAVED, name=name, memory=memory, grad=NoGrad("a schedule is made of gradients too"))
     for name, memory in (
         ("copied", Memory.FRESH),
         ("streamed", Memory.FRESH),
         ("seen", Memory.VIEW),
+        ("sent", Memory.VIEW),
+        ("returned", Memory.FRESH),
     )
 )
 
@@ -212,7 +215,7 @@ SHARED = replace(
 def has_kernel(node: Tensor) -> bool:
     """Whether a kernel computes the node: neither a view nor written by another node's kernel."""
     op = node.op
-    return not (op is None or op.is_view or op in (SAVED, COPIED, STREAMED))
+    return not (op is None or op.is_view or op in (SAVED, COPIED, STREAMED, RETURNED))
 
 
 def computes(node: Tensor) -> bool:

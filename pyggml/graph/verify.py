@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from pyggml.errors import GraphError, PyggmlError
 from pyggml.graph.graph import Graph
-from pyggml.graph.op import COPIED, SAVED, SEEN, STREAMED, Memory, Spec, computes
+from pyggml.graph.op import COPIED, RETURNED, SAVED, SEEN, SENT, STREAMED, Memory, Spec, computes
 from pyggml.graph.overwriting import extent, refuse_late_reads
 from pyggml.graph.tensor import Shape, Tensor, contiguous_strides, fits_array
 
@@ -42,7 +42,8 @@ class Kind(Flag):
 
 
 _WRITING = Memory.ALIAS, Memory.INPLACE, Memory.INPLACE_FIRST
-_ADDED = {SAVED: Kind.SAVED, COPIED: Kind.COPIED, STREAMED: Kind.COPIED, SEEN: Kind.SEEN}
+_ADDED = {SAVED: Kind.SAVED} | dict.fromkeys((COPIED, STREAMED, RETURNED), Kind.COPIED)
+_ADDED |= dict.fromkeys((SEEN, SENT), Kind.SEEN)
 
 
 def kind_of(t: Tensor) -> Kind:

@@ -88,7 +88,7 @@ def stream_blocks(
         assert device.streamed is not None
         device.streamed.clear()
         device.streamed.update(chosen)
-    devices.ahead = max(sizes.values(), default=0)
+    devices.ahead, devices.parked = max(sizes.values(), default=0), 0
     if not chosen:
         return None
     largest = max(chosen, key=lambda w: w.n_bytes)

@@ -34,6 +34,7 @@ class Devices:
               if it can (runtime/place.py); empty where the order of preference alone decides
     first     the device of what reads no such leaf, and nothing that is computed
     ahead     bytes of streamed leaves that are copied before they are read (runtime/stream.py)
+    parked    bytes of results, at least, that lie with the host while nothing reads them for long
     n_moves   grows when a leaf is held or let go, and when a device gets, or no longer has, the
               newest numbers of a held one
     """
@@ -45,12 +46,13 @@ class Devices:
         self._copies: dict[Backend, WeakKeyDictionary[Tensor, Tensor]] = {
             b: WeakKeyDictionary() for b in backends if not b.is_host
         }
+        self._placed: WeakSet[Tensor] = WeakSet()  # the copies that have memory
         self._newest: WeakKeyDictionary[Tensor, set[Backend]] = WeakKeyDictionary()
         self._held: WeakSet[Tensor] = WeakSet()
         self._groups: WeakKeyDictionary[Tensor, Hashable] = WeakKeyDictionary()
         self.homes: Mapping[Hashable, Backend] = {}
         self.first = self.backends[0]
-        self.ahead = 0
+        self.ahead = self.parked = 0
         self.n_moves = 0
         self._said: set[tuple[str, str]] = set()
 
@@ -120,9 +122,19 @@ class Devices:
         """
         if backend.is_host:
             return t
+        copy = self.planned_copy(t, backend)
+        if copy.root not in self._placed:
+            backend.attach(copy.root, backend.alloc(copy.root.n_bytes), 0)
+            self._placed.add(copy.root)
+        return copy
+
+    def planned_copy(self, t: Tensor, backend: Backend) -> Tensor:
+        """The same, which may have no memory yet: a plan takes none."""
+        if backend.is_host:
+            return t
         copy = self._copies[backend].get(t.root)
         if copy is None:
-            copy = self._copies[backend][t.root] = _memory_for(t.root, backend)
+            copy = self._copies[backend][t.root] = _laid_out(t.root)
         if t is t.root:
             return copy
         return Tensor(
@@ -236,15 +248,12 @@ def _roots(leaves: Iterable[Tensor]) -> dict[Tensor, None]:
     return {t.root: None for t in leaves}
 
 
-def _memory_for(leaf: Tensor, backend: Backend) -> Tensor:
-    """Memory on a device for a leaf, laid out as on the host: with the same gaps."""
+def _laid_out(leaf: Tensor) -> Tensor:
+    """A device's copy of a leaf, without memory, laid out as on the host: with the same gaps."""
     if leaf.is_contiguous:
-        copy = Tensor(leaf.shape, leaf.dtype, name=leaf.name)
-        backend.attach(copy, backend.alloc(copy.n_bytes), 0)
-        return copy
+        return Tensor(leaf.shape, leaf.dtype, name=leaf.name)
     steps = zip(leaf.shape, leaf.strides, strict=True)
     owner = Tensor((leaf.dtype.block_bytes + sum((n - 1) * step for n, step in steps),), I8)
-    backend.attach(owner, backend.alloc(owner.n_bytes), 0)
     return Tensor(
         leaf.shape, leaf.dtype, SEEN, (owner,), name=leaf.name, strides=leaf.strides, base=owner
     )

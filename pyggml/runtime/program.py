@@ -17,15 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.alloc import Plan
 from pyggml.backends import Backend
 from pyggml.backends.cpu.pages import map_of
 from pyggml.errors import GraphError
 from pyggml.graph import Graph, last_write
 from pyggml.graph.arrays import LeafArrays, array, expect_held, is_constant, leaf_arrays
 from pyggml.graph.call import Call
-from pyggml.graph.op import STREAMED, changed_by
+from pyggml.graph.op import RETURNED, SENT, STREAMED, changed_by
 from pyggml.graph.tensor import Tensor
-from pyggml.runtime.calls import attach, kernel_calls
+from pyggml.runtime.calls import attach, kernel_calls, parked_bytes
 from pyggml.runtime.devices import Devices, ForEach
 from pyggml.runtime.schedule import Schedule, schedule
 from pyggml.runtime.split import Copy, DevicePart
@@ -83,7 +84,7 @@ class Program:
             attach(plan, self.arenas[backend])
         for part, node, call in _steps(self.schedule, self.kernels):
             call()
-            if node is not None and node.op is not STREAMED:
+            if node is not None and node.op not in (STREAMED, SENT, RETURNED):
                 yield node, part.backend
 
 
@@ -99,6 +100,7 @@ class Arenas:
 
     def __init__(self, *schedules: Schedule) -> None:
         self._held: dict[Backend, tuple[int, Any]] = {}
+        self._parked: dict[Backend, np.ndarray] = {}
         plans = [p for each in schedules for p in each.plans.values()]
         for backend in dict.fromkeys(p.backend for p in plans):
             self.of(backend, max(p.n_bytes for p in plans if p.backend is backend))
@@ -110,6 +112,13 @@ class Arenas:
             n = max(n_bytes, 2 * held[0])
             held = self._held[backend] = n, backend.alloc(n)
         return held[1]
+
+    def parked(self, p: Plan) -> np.ndarray | None:
+        """Memory of the host for the results that a plan parks there; None if there are none."""
+        n = parked_bytes(p)
+        if n and (p.backend not in self._parked or self._parked[p.backend].size < n):
+            self._parked[p.backend] = p.backend.host_memory(n)
+        return self._parked[p.backend] if n else None
 
     def split(self, backend: Backend, n_bytes: int) -> tuple[Arenas, Any]:
         """Arenas of this memory without the last n_bytes that the host has; and these, which last
@@ -137,8 +146,11 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
     memory = arenas or Arenas()
     of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in schedule.plans.items()}
     for part in schedule.parts:
+        for leaf in part.leaves:
+            schedule.devices.copy_of(leaf, part.backend)
         schedule.devices.load(filter(is_constant, part.leaves), part.backend)
-    kernels = {b: kernel_calls(p, of_devices[b]) for b, p in schedule.plans.items()}
+    plans = schedule.plans.items()
+    kernels = {b: kernel_calls(p, of_devices[b], memory.parked(p)) for b, p in plans}
     after = _watching(schedule, of_devices)
     for part in schedule.parts if release else ():
         for node in part.nodes:

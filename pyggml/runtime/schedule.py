@@ -13,7 +13,7 @@ from pyggml.backends import Backend
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.graph.graph import expect_graph
-from pyggml.graph.op import STREAMED, changed_by, has_kernel
+from pyggml.graph.op import SENT, STREAMED, changed_by, has_kernel
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import DeviceFacts, verifies, verify
@@ -76,6 +76,12 @@ class Schedule:
         """Bytes of streamed weights that a run copies."""
         nodes = (t for p in self.plans.values() for t in p.graph.nodes)
         return sum(t.n_bytes for t in nodes if t.op is STREAMED)
+
+    @property
+    def n_parked(self) -> int:
+        """Bytes of results that lie with the host until they are read again."""
+        nodes = (t for p in self.plans.values() for t in p.graph.nodes)
+        return sum(t.n_bytes for t in nodes if t.op is SENT)
 
     def bytes_on(self, backend: Backend) -> int:
         """Bytes of a device's memory that a program of this takes: leaves, arena, what stays beside

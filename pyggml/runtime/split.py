@@ -20,7 +20,7 @@ from itertools import chain
 
 from pyggml.backends import Backend
 from pyggml.graph import Graph
-from pyggml.graph.op import COPIED, SAVED, SEEN, changed_by, has_kernel
+from pyggml.graph.op import COPIED, SAVED, SEEN, SENT, changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
 from pyggml.runtime.assign import Assignment
 from pyggml.runtime.devices import Devices
@@ -78,7 +78,7 @@ class _Splitter:
         self.order: dict[Backend, list[list[Tensor]]] = defaultdict(lambda: [[]])  # for graphs
         self.copies: dict[tuple[Tensor, Backend], Tensor] = {}
         self.leaves: dict[tuple[Tensor, Backend], Tensor] = {}
-        self.streams = streams(graph, self.backends, devices.ahead)
+        self.streams = streams(graph, self.backends, devices.ahead, devices.parked)
 
     def run(self) -> Split:
         for t in self.graph.nodes:
@@ -106,6 +106,11 @@ class _Splitter:
         part.nodes.append(twin)
         part.changed |= dict.fromkeys(root for root in changed_by(t) if root.op is None)
         self.order[backend][-1] += twin, *twin.saved
+        if (returned := self.streams.parked.get(t)) is not None:
+            to = {"returned": returned}
+            sent = Tensor(twin.shape, twin.dtype, SENT, (twin,), to, t.name, base=twin)
+            part.nodes.append(sent)
+            self.order[backend][-1].append(sent)
 
     def _twin(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
         twin = self.twins[t] = t.reading(src)
@@ -130,7 +135,7 @@ class _Splitter:
         if s.root.op is None:
             self.parts[-1].leaves[s.root] = None
             if (s, backend) not in self.leaves:
-                self.leaves[s, backend] = self.devices.copy_of(s, backend)
+                self.leaves[s, backend] = self.devices.planned_copy(s, backend)
             return self.leaves[s, backend]
         giver = self.backends[s]
         assert giver is not None

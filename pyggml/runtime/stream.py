@@ -7,55 +7,100 @@ one's. A weight that is read again soon, as a block's in its own backward pass, 
 all these readers.
 
     copy q₂ ─ q₁·x ─ copy k₂ ─ k₁·x ─ …  ─ q₂·x ─ …          memory: two blocks
+
+Results can be parked: what is read again only after some blocks, as what a block gives is in the
+backward pass, goes to the host as soon as it is made, and comes back as a weight does.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyggml.backends import Backend
 from pyggml.graph import Graph
-from pyggml.graph.op import STREAMED, has_kernel
+from pyggml.graph.op import RETURNED, STREAMED, changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
+
+_LONG = 4  # blocks whose weights are read meanwhile
+_LEAST = 1 << 10  # bytes of a result that is worth it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streams:
-    """The copies of a graph's streamed weights.
+    """The copies of a graph's streamed weights and parked results.
 
     before  node → the copies that begin right before it
-    copies  (node, weight that it reads) → its copy
+    copies  (node, weight or result that it reads) → its copy
+    parked  result → its copy, once it is back
     """
 
     before: dict[Tensor, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     copies: dict[tuple[Tensor, Tensor], Tensor] = field(default_factory=dict)
+    parked: dict[Tensor, Tensor] = field(default_factory=dict)
 
 
-def streams(graph: Graph, backends: Mapping[Tensor, Backend | None], ahead: int) -> Streams:
-    """When copies begin. ahead: bytes that are copied before they are read, those of a block."""
+def streams(
+    graph: Graph, backends: Mapping[Tensor, Backend | None], ahead: int, n_parked: int = 0
+) -> Streams:
+    """When copies begin. ahead: bytes that are copied before they are read, those of a block.
+    n_parked: bytes of results that are parked, if there are as many; those made first are."""
     sent = Streams()
     for backend in {b: None for b in backends.values() if b is not None and b.streamed}:
-        nodes = (t for t in graph.nodes if has_kernel(t) and backends[t] is backend)
-        _enter(sent, nodes, backend.streamed or (), ahead)
+        nodes = [t for t in graph.nodes if has_kernel(t) and backends[t] is backend]
+        streamed = backend.streamed or ()
+        late = dict[Tensor, Tensor]()
+        for result, reader in _read_late(nodes, streamed, _LONG * ahead) if n_parked else ():
+            if sum(t.n_bytes for t in late) < n_parked and result not in graph.outputs:
+                late[result] = reader
+        _enter(sent, nodes, streamed, late, ahead)
     return sent
 
 
+def _read_late(
+    nodes: Sequence[Tensor], streamed: Collection[Tensor], long: int
+) -> list[tuple[Tensor, Tensor]]:
+    """The results that nothing reads while so many bytes of weights are read, and the node that
+    reads each first after that; in the order in which they are made."""
+    changed = {root for t in nodes for root in changed_by(t)}
+    last: dict[Tensor, int] = {}  # result → bytes of weights that were read until its last use
+    late, n_read = dict[Tensor, Tensor](), 0
+    for t in nodes:
+        for s in {s.root: None for s in t.src}:
+            if s in last and n_read - last[s] >= long:
+                late.setdefault(s, t)
+            if s in last:
+                last[s] = n_read
+            n_read += s.n_bytes * (s in streamed)
+        if t.root is t and t not in changed and t.n_bytes >= _LEAST:
+            last[t] = n_read
+    return [(t, late[t]) for t in last if t in late]
+
+
 def _enter(
-    sent: Streams, nodes: Iterable[Tensor], streamed: Collection[Tensor], ahead: int
+    sent: Streams,
+    nodes: Sequence[Tensor],
+    streamed: Collection[Tensor],
+    late: Mapping[Tensor, Tensor],
+    ahead: int,
 ) -> None:
-    """The copies of one device."""
+    """The copies of one device. late: parked result → the node that reads it first once it is
+    back."""
     starts = list[tuple[Tensor, int]]()  # first reader of each copy, bytes that were copied before
-    last: dict[Tensor, tuple[Tensor, int]] = {}  # weight → its copy, bytes copied at its last use
+    last: dict[Tensor, tuple[Tensor, int]] = {}  # leaf → its copy, bytes copied at its last use
     first, n_copied = 0, 0
     for t in nodes:
-        for w in {s.root: None for s in t.src if s.root in streamed}:
-            copy, at = last.get(w, (None, 0))
-            if copy is None or n_copied - at > ahead:
-                copy = Tensor(w.shape, w.dtype, STREAMED, (), {"leaf": w}, w.name)
+        for s in {s.root: None for s in t.src}:
+            if not (s in streamed or s in last or late.get(s) is t):
+                continue
+            copy, at = last.get(s, (None, 0))
+            if copy is None or (s in streamed and n_copied - at > ahead):
+                copy = Tensor(s.shape, s.dtype, STREAMED, (), {"leaf": s}, s.name)
+                if s not in streamed:
+                    copy = sent.parked[s] = Tensor(s.shape, s.dtype, RETURNED, (), {}, s.name)
                 starts.append((t, n_copied))
                 while n_copied - starts[first][1] > ahead:
                     first += 1
                 sent.before[starts[first][0]].append(copy)
-                n_copied += w.n_bytes
-            last[w] = copy, n_copied
-            sent.copies[t, w] = copy
+                n_copied += s.n_bytes
+            last[s] = copy, n_copied
+            sent.copies[t, s] = copy

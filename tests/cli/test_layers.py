@@ -158,11 +158,16 @@ def test_weights_stream_where_they_do_not_fit(pyggml, cards, model, text, tmp_pa
     assert " of 4 blocks stay in the file, " in said and " s at 20 GB/s (assumed)" in said
     assert f"; the run needs {card.free + 1:,} bytes of a, of whose " in said
     assert planned[-1][0].n_bytes <= card.free
-    outputs = [tmp_path / name for name in ("cpu", "streamed")]
-    for output, device in zip(outputs, ((), ("--device", "a")), strict=True):
+    outputs = [tmp_path / name for name in ("cpu", "streamed", "parked")]
+    for output, device in zip(outputs, ((), ("--device", "a"), ("--device", "a")), strict=True):
+        if output.name == "parked":  # less than all blocks streamed take
+            pyggml(*short, *device, "--stream-weights", "on", "--dry-run")
+            card.free = planned[-1][0].n_bytes - 1
         ended = pyggml(*short, *device, "-o", output)
         assert ended.code == 0, ended.err
-    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    assert "of what blocks give wait in the host's memory for the way back" in ended.out
+    assert planned[-1][0].n_bytes <= card.free
+    assert outputs[0].read_bytes() == outputs[1].read_bytes() == outputs[2].read_bytes()
     told = (
         "generate",
         "-m",

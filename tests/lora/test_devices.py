@@ -15,7 +15,7 @@ from separate_cpu import SeparateCPU
 import pyggml
 from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError
-from pyggml.graph.op import STREAMED
+from pyggml.graph.op import SENT, STREAMED
 from pyggml.lora import (
     LoraConfig,
     StepReport,
@@ -136,6 +136,20 @@ def test_a_run_whose_weights_stream_gives_the_cpu_s_adapter(
     streamed = [t.params["leaf"].name for t in plan.graph.nodes if t.op is STREAMED]
     assert Counter(name.split(".")[1] for name in streamed) == there_and_back
     assert not {leaf.name for part in trainer.passes.parts for leaf in part.leaves} & {*streamed}
+
+
+def test_what_blocks_give_waits_with_the_host(tiny, corpus_of):
+    """Of the first block alone: the others are read again too soon. No bit changes."""
+    device = SeparateCPU()
+    mine, theirs = adapter_of(tiny, device), adapter_of(tiny)
+    mine.model.stream(3)
+    mine.model.devices.parked = 1
+    trainer = trainer_of(mine, corpus_of, grad_checkpointing=True)
+    assert trainer.run()
+    assert trainer_of(theirs, corpus_of, grad_checkpointing=True).run()
+    (plan,) = trainer.passes.training.plans.values()
+    assert [t.src[0].op.name for t in plan.graph.nodes if t.op is SENT] == ["get_rows"]
+    np.testing.assert_array_equal(mine.parameters.data, theirs.parameters.data)
 
 
 def test_a_run_may_go_on_on_another_device(tiny, corpus_of, device, tmp_path):

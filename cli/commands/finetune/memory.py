@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyggml.backends.cpu.pages import have_room_locked
 from pyggml.cli import compile_ahead
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.commands.finetune.results import Trained
@@ -49,7 +50,7 @@ class RunBytes:
     arena: int
     scratch: int  # of the arena at most, that kernels work in: the more threads, the more
     state: int  # gradients, moments, a copy of parameters that the arena has no room for; the cache
-    # of answers on the way
+    # of answers on the way; what devices park with the host
     after: int  # at the end, when arena and state are free
     libraries: int  # pages of files
     weights: int  # of the largest one, which stay while it is read
@@ -81,7 +82,7 @@ def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
     copied = arena < p.gradient.nbytes and not trainer.config.step_in_backward
     state = reserved.parameters - p.trained_bytes + copied * p.gradient.nbytes
     cache = _cache(model, n_prompt)
-    state += cache if job.answer_every else 0
+    state += (cache if job.answer_every else 0) + trainer.passes.training.n_parked
     scratch, after = _most_scratch(trainer.passes), max(cache, LANGUAGES)
     return RunBytes(process, arena, scratch, state, after, files, largest_mapped(model))
 
@@ -112,12 +113,14 @@ def place(job: Job, trained: Trained, n_prompt: int, planner: Planner, ranks: Ra
 
 
 def stream(job: Job, trainer: Trainer, n_prompt: int) -> None:
-    """Have as few weights stream as a planned run requires, if that is left open."""
+    """Have as few weights stream as a planned run requires, if that is left open; and if all do,
+    as few results wait with the host."""
     model, is_open = trainer.model, job.stream_weights in (None, "auto")
     if not block_bytes(model.parts.weights):  # as where all of them are trained
         model.stream(model.config.n_layer if job.stream_weights == "on" else 0)
         return
-    devices = on_devices(trainer, n_prompt) if is_open and model.placement is None else []
+    is_one = model.placement is None and (is_open or model.streaming is not None)
+    devices = on_devices(trainer, n_prompt) if is_one else []
     lack = next((d.lacks for d in devices if d.lacks and d.backend.streamed is not None), None)
     if lack is None:
         return
@@ -127,8 +130,14 @@ def stream(job: Job, trainer: Trainer, n_prompt: int) -> None:
         device = on_devices(trainer, n_prompt)[0]
         return (device.backend.memory() or (0, 0))[0] - device.n_bytes
 
-    model.stream_for(lack, left)
-    trainer.free()
+    if is_open:
+        model.stream_for(lack, left)
+    n_before = -1
+    while (missing := -left()) > 0 and (n := trainer.passes.training.n_parked) > n_before:
+        n_before, model.devices.parked = n, n + missing
+    if not have_room_locked(model.devices.parked):
+        model.devices.parked = 0  # then the device lacks memory, which is said
+        trainer.free()
 
 
 def _cache(model: Model, n_prompt: int) -> int:

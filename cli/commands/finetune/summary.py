@@ -198,7 +198,11 @@ def say_places(trainer: Trainer) -> None:
         row("layers", str(model.placement))
     if (streaming := model.streaming) is not None:
         row("streamed", str(streaming))
-        row("", f"a pass there and back: {streaming.copies(trainer.passes.training.n_streamed)}")
+        training = trainer.passes.training
+        row("", f"a pass there and back: {streaming.copies(training.n_streamed)}")
+        if training.n_parked:
+            text = "of what blocks give wait in the host's memory for the way back"
+            row("", f"{streaming.copies(training.n_parked)}, {text}")
 
 
 def say_memory(reserved: RunMemory, config: TrainConfig) -> None:

@@ -61,18 +61,22 @@ def test_weights_are_loaded_in_pieces(card, tmp_path, monkeypatch):
 
 
 def test_weights_stream_in_every_run(card, tmp_path):
-    """Through less memory than they have, also once the run is captured."""
+    """Through less memory than they have, also once the run is captured. The first product waits
+    with the host for the last node."""
     RNG.random((4, 1024), np.float32).tofile(tmp_path / "weights")
     mapped = np.frombuffer(map_file(tmp_path / "weights"), np.float32).reshape(4, 1024)
     x, weights = leaf(np.ones(1024, np.float32), "x"), [leaf(values) for values in mapped]
-    y, own = x, open_cuda(card.index, "f32")
-    for w in (*weights, *weights):
+    first, own = mul(x, weights[0]), open_cuda(card.index, "f32")
+    y = first
+    for w in (*weights[1:], *weights):
         y = mul(y, w)
+    y = add(y, first)
     own.streamed.update(weights)
     devices = Devices([own, CPU()])
-    devices.ahead = weights[0].n_bytes
+    devices.ahead, devices.parked = weights[0].n_bytes, 1
     program = bind(schedule(Graph.of(y), devices))
     assert program.schedule.n_streamed == 8 * weights[0].n_bytes
+    assert program.schedule.n_parked == first.n_bytes
     assert program.schedule.plans[own].n_bytes < own.room + 5 * weights[0].n_bytes
     for factor in (1.0, 2.0, 3.0):
         write(x, np.full(1024, factor))
@@ -80,6 +84,7 @@ def test_weights_stream_in_every_run(card, tmp_path):
         wanted = np.float32(factor)
         for values in (*mapped, *mapped):
             wanted = wanted * values
+        wanted = wanted + np.float32(factor) * mapped[0]
         np.testing.assert_array_equal(program.read(y), wanted)
 
 

@@ -163,10 +163,27 @@ class CudaBackend(Backend):
         them. Copies wait for each other, so that those come first that are read first."""
         with self._working():
             lock_file(values)
-            target = self._bytes(tensor)
-            send = self._transfers.bind_to_card(target, values)
-            writes = [target.array, self._last_copy]
-            return BoundCall(of_library(send, reads=[], writes=writes, keeps=values))
+            return self._bind_copy(tensor, values, reads=[])
+
+    def _bind_copy(self, tensor: Tensor, values: np.ndarray, reads: Sequence[np.ndarray]) -> Call:
+        target = self._bytes(tensor)
+        send = self._transfers.bind_to_card(target, values)
+        writes = [target.array, self._last_copy]
+        return BoundCall(of_library(send, reads=reads, writes=writes, keeps=values))
+
+    def host_memory(self, n_bytes: int) -> np.ndarray:
+        with self._working(n_bytes):
+            return np.asarray(cuda.pinned_array(n_bytes, np.uint8))
+
+    def bind_send(self, tensor: Tensor, memory: np.ndarray) -> Call:
+        with self._working():
+            source = self._bytes(tensor)
+            send = self._transfers.bind_to_host(memory, source)
+            return BoundCall(of_library(send, reads=[source.array], writes=[memory]))
+
+    def bind_return(self, tensor: Tensor, memory: np.ndarray) -> Call:
+        with self._working():
+            return self._bind_copy(tensor, memory, reads=[memory])
 
     def copy_rate(self, values: np.ndarray) -> float:
         memory = self.alloc(values.nbytes)

@@ -69,11 +69,16 @@ class Transfers:
 
     def bind_to_card(self, target: Bytes, values: np.ndarray) -> Callable[[], object]:
         """A function that copies an array as it is when the function is called. The array must live
-        until then, have no gaps, and not be page-locked."""
+        until then and have no gaps; if it is page-locked, until the stream has come to the copy."""
         assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
         if not target.n:
             return lambda: None
         return _sender(target, values, self._stream)
+
+    def bind_to_host(self, memory: np.ndarray, source: Bytes) -> Callable[[], object]:
+        """A function that begins to copy to page-locked memory of as many bytes, which must live
+        until then."""
+        return partial(_receive, memory.ctypes.data, source, self._stream)
 
     def to_host(self, source: Bytes) -> tuple[np.ndarray, Event]:
         """Begin to copy: (uint8 memory, the event after which it holds the bytes)."""
