@@ -69,6 +69,7 @@ USES_NUMBA |= {
 }
 USES_LLVM = {  # intrinsics, what kernels close over, and the features of this CPU
     "pyggml/gguf/mapped.py",
+    "pyggml/backends/cuda/runtime/sending.py",
     "pyggml/jit/frames.py",
     "pyggml/jit/arm.py",
     "pyggml/jit/isa.py",

@@ -65,10 +65,10 @@ pass_on:
 
 
 class MappedFile(mmap.mmap):
-    """A file's bytes, read-only."""
+    """A file's bytes, read-only. handle: of the open file."""
 
     path: Path
-    _handle: int
+    handle: int
     _state: tuple[int, int]
 
     def disk_rate(self, n_bytes: int) -> float:
@@ -76,27 +76,15 @@ class MappedFile(mmap.mmap):
         asked to forget; from its memory if it does not."""
         n_bytes = min(n_bytes, len(self))
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._handle, 0, n_bytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.handle, 0, n_bytes, os.POSIX_FADV_DONTNEED)
         began = perf_counter()
-        os.lseek(self._handle, 0, os.SEEK_SET)
-        n_read = len(os.read(self._handle, n_bytes))
+        os.lseek(self.handle, 0, os.SEEK_SET)
+        n_read = len(os.read(self.handle, n_bytes))
         return n_read / max(perf_counter() - began, 1e-9)
-
-    def read_into(self, memory: memoryview, start: int) -> None:
-        """Fill bytes of memory with the file's from byte `start` on. It maps no pages. Raises
-        FileChangedError if the file has become shorter."""
-        if not hasattr(os, "preadv"):  # not Linux
-            memory[:] = self[start : start + len(memory)]
-            return
-        while len(memory) and (n := os.preadv(self._handle, [memory], start)):
-            memory, start = memory[n:], start + n
-        if len(memory):
-            self.check()
-            raise FileChangedError(f"{self.path}: was cut short while it was in use")
 
     def check(self) -> None:
         """FileChangedError if the file has another size or time than when it was opened."""
-        if (now := _state(self._handle)) != self._state:
+        if (now := _state(self.handle)) != self._state:
             before, size = self._state[0], now[0]
             how = f"has {size} bytes, {before} when it was opened" if size != before else "is newer"
             raise FileChangedError(
@@ -113,8 +101,8 @@ def map_file(path: Path) -> MappedFile:
             raise GGUFError("is empty, wanted a GGUF file")
         mapped = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapped.path, mapped._state = path, state
-        mapped._handle = os.dup(file.fileno())
-    weakref.finalize(mapped, os.close, mapped._handle)
+        mapped.handle = os.dup(file.fileno())
+    weakref.finalize(mapped, os.close, mapped.handle)
     if sys.platform.startswith("linux") and sys.maxsize > 1 << 32:
         _watch(mapped)
     return mapped

@@ -1,5 +1,6 @@
 """The card's memory, faults that its kernels find, and its refusals."""
 
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.runtime import device, loading, transfers
 from pyggml.backends.cuda.runtime.driver import CudaAPIError
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
-from pyggml.errors import DeviceError, PyggmlError
+from pyggml.errors import DeviceError, FileChangedError, PyggmlError
 from pyggml.gguf.mapped import map_file
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
@@ -58,6 +59,9 @@ def test_weights_are_loaded_in_pieces(card, tmp_path, monkeypatch):
     card.load(pairs)
     for t, values in pairs:
         np.testing.assert_array_equal(card.read(t), values)
+    os.truncate(tmp_path / "weights", 150_000)
+    with pytest.raises(FileChangedError, match="it has 150000 bytes, 262144 when it was opened"):
+        card.load(pairs)
 
 
 def test_weights_stream_in_every_run(card, tmp_path):

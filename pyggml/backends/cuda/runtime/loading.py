@@ -1,19 +1,20 @@
 """Weights to a card, as fast as its bus goes.
 
 A copy from memory that the driver has not locked goes through a small buffer of its own, at an
-eighth of the bus. What is copied once goes through locked memory of ours: some threads read the
-file, each into one half of its piece while the other half is copied. To lock the pages of a file
-takes longer than to copy them. That is done for weights that stream, which are copied in each run.
+eighth of the bus. What is copied once goes through locked memory of ours: threads read the file,
+each into one half of its memory while the other half is copied. A core reads 5 GB/s so, the bus of
+a large card takes 55. To lock the pages of a file takes longer than to copy them. That is done for
+weights that stream, which are copied in each run.
 """
 
 import mmap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -21,59 +22,46 @@ import numpy as np
 from pyggml import threads
 from pyggml.backends.cpu.pages import have_room_locked, map_of
 from pyggml.backends.cuda.runtime.driver import CudaAPIError, cuda, direct, make_current
+from pyggml.backends.cuda.runtime.sending import READS_FILES, send
 from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.cuda.runtime.transfers import Bytes
+from pyggml.errors import FileChangedError
 
-_HALF = 4 << 20
-_MOST_THREADS = 8
+_HALF = 2 << 20
+_MOST_THREADS = 16
 _PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_…: for all cards; pages that may not be written
 _OWN_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
-class _Stretch(NamedTuple):
-    """n bytes, from byte `start` of a file or of an array on; and where on the card they go."""
+def load(index: int, pairs: Sequence[tuple[Bytes, np.ndarray]]) -> None:
+    """Copy arrays without gaps to a card's memory, and wait until they are there. Raises
+    FileChangedError if a file has become shorter."""
+    pieces = [piece for pair in pairs for piece in _pieces(*pair)]
+    n = max(1, min(_MOST_THREADS, threads.most(), len(pieces)))
+    with ThreadPoolExecutor(n) as pool:
+        codes = list(pool.map(partial(_send, index), (pieces[i::n] for i in range(n))))
+    if min(codes) < 0:
+        for _, values in pairs:
+            if (check := getattr(map_of(values), "check", None)) is not None:
+                check()
+        raise FileChangedError("a model's file could not be read to its end")
+    if code := max(codes):
+        raise CudaAPIError(code, f"a copy to the card results in {code}")
 
-    read_into: Callable[[memoryview, int], None]
-    start: int
-    target: int
-    n: int
 
-
-def _stretches(target: Bytes, values: np.ndarray) -> Iterator[_Stretch]:
-    """An array in pieces: from its file, if it has one."""
-    mapped, first = map_of(values), 0
-    read_into = getattr(mapped, "read_into", partial(_copy_into, values))
-    if mapped is not None and hasattr(mapped, "read_into"):
-        first = values.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+def _pieces(target: Bytes, values: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
+    """An array in pieces, as `send` takes them: from its file, if it has one."""
+    mapped, handle, start = map_of(values), -1, values.ctypes.data
+    if READS_FILES and mapped is not None and hasattr(mapped, "handle"):
+        handle, start = mapped.handle, start - np.frombuffer(mapped, np.uint8).ctypes.data
     for at in range(0, target.n, _HALF):
-        yield _Stretch(read_into, first + at, target.address + at, min(_HALF, target.n - at))
+        yield handle, start + at, target.address + at, min(_HALF, target.n - at)
 
 
-def _copy_into(values: np.ndarray, memory: memoryview, start: int) -> None:
-    whole = values.reshape(-1).view(np.uint8)
-    np.asarray(memory)[:] = whole[start : start + len(memory)]
-
-
-def load(index: int, pairs: Iterable[tuple[Bytes, np.ndarray]]) -> None:
-    """Copy arrays without gaps to a card's memory, and wait until they are there."""
-    pieces = [piece for pair in pairs for piece in _stretches(*pair)]
-    n = min(_MOST_THREADS, threads.most(), len(pieces))
-    with ThreadPoolExecutor(max(n, 1)) as pool:
-        for _ in pool.map(partial(_send, index), (pieces[i::n] for i in range(n))):
-            pass  # which raises what a thread has raised
-
-
-def _send(index: int, pieces: Sequence[_Stretch]) -> None:
-    """Copy pieces. Little of it is Python's, which runs one thread at a time."""
+def _send(index: int, pieces: Sequence[tuple[int, int, int, int]]) -> int:
     make_current(index)
     memory: Any = cuda.pinned_array(2 * _HALF, np.uint8)
-    address, whole = memory.ctypes.data, memoryview(memory)
-    for i, piece in enumerate(pieces):
-        at = i % 2 * _HALF
-        piece.read_into(whole[at : at + piece.n], piece.start)
-        _wait()  # for the copy of the other half
-        _copy(piece.target, address + at, piece.n)
-    _wait()
+    return send(np.array(pieces, np.int64).reshape(-1, 4), np.asarray(memory), _OWN_STREAM)
 
 
 _FILES: WeakKeyDictionary[mmap.mmap, bool] = WeakKeyDictionary()  # whether their pages are locked

@@ -10,7 +10,7 @@ once.
 
 import ctypes
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -177,6 +177,17 @@ def receive(start: int, source: Any, _stream: Any) -> None:
     ctypes.memmove(start, source.address, source.n)
 
 
+@cache
+def driver_calls() -> tuple[Any, Any]:
+    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 4)
+    def copy(target: int, source: int, n: int, _stream: int) -> int:
+        ctypes.memmove(target, source, n)
+        return 0
+
+    wait = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t)(lambda _stream: 0)
+    return copy, wait
+
+
 def nothing(*_: Any) -> None:
     """There is nothing to do, or there is none."""
 
@@ -189,6 +200,7 @@ TWINS: dict[str, Any] = {
     "free_what_is_gone": nothing,
     "_sender": sender,
     "_receive": receive,
+    "_driver_calls": driver_calls,
     "lock_pages": lambda _start, _n: True,
     "unlock_pages": nothing,
     "_copy": ctypes.memmove,
