@@ -2,16 +2,18 @@
 the same card.
 
 usage: from_scratch.py --torch-python PATH/TO/python [--shape characters|10M|0.6B] [--rounds 20]
-                       [--threads 2] [--batch N] [--device cpu|cuda] [--ops]
+                       [--threads 2] [--batch N] [--device cpu|cuda] [--sides A,B] [--ops]
 
 characters is nanoGPT's model for CPUs (4 layers of width 128, 12 × 64 tokens, 65 of a vocabulary),
 10M has 5 layers of width 384, 2,048 tokens and 8 × 256, 0.6B is Qwen3's with 512. All tensors train
 by AdamW, random tokens are read. PATH has torch and transformers. Each side is a process of its
-own, float32 and bfloat16 are two of PyTorch's; in turn they take some steps, as a run does one
-after the other, and medians of their means are compared. Prints each side's JSON line and a table.
+own; in turn they take some steps, as a run does one after the other, and medians of their means are
+compared. Prints each side's JSON line and a table.
 
-On a card PyTorch's bfloat16 is that of autocast, with weights in float32 and the fused AdamW, as
-ours; its float32 is left out. --ops says there where the time of ours goes (device.py).
+PyTorch has three sides: float32, autocast, whose products are in bfloat16 and whose weights and
+AdamW are in float32, as ours, and bfloat16, where all of it is, weights and moments too, so that
+small steps are lost. On a card autocast alone is measured. --ops says there where the time of ours
+goes (device.py).
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ SHAPES = {
     "0.6B": Shape(28, 1024, 3072, 16, N_VOCAB, 1, 512, "0.6B"),
 }
 N_STEPS = 5  # of a turn: after others' turns a first step finds cold caches and sleeping threads
-OURS, FLOAT32, BFLOAT16 = "pyggml", "PyTorch float32", "PyTorch bfloat16"
+OURS, FLOAT32, AUTOCAST, BFLOAT16 = SIDES = (
+    "pyggml", "PyTorch float32", "PyTorch autocast", "PyTorch bfloat16"
+)  # fmt: skip
 
 
 class Side(NamedTuple):
@@ -141,7 +145,7 @@ def of_pyggml(s: Shape, options: argparse.Namespace) -> Side:
     return Side(step, card.stream.synchronize, lambda: facts(card, passes, options.ops))
 
 
-def of_torch(s: Shape, options: argparse.Namespace, bfloat16: bool) -> Side:
+def of_torch(s: Shape, options: argparse.Namespace) -> Side:
     """transformers' model of the same shape, by torch.compile."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -158,7 +162,7 @@ def of_torch(s: Shape, options: argparse.Namespace, bfloat16: bool) -> Side:
         "use_cache": False,
     }
     on_card = options.device == "cuda"
-    narrow = torch.bfloat16 if bfloat16 and not on_card else torch.float32
+    narrow = torch.bfloat16 if options.side == BFLOAT16 else torch.float32
     with torch.device(options.device):
         heads = {"num_key_value_heads": SIZES[s.size].n_head_kv, "head_dim": HEAD} if s.size else {}
         llama, qwen = (LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)
@@ -169,8 +173,8 @@ def of_torch(s: Shape, options: argparse.Namespace, bfloat16: bool) -> Side:
     ids = torch.randint(0, s.n_vocab, (s.batch, s.n_ctx), device=options.device)
 
     def step() -> None:
-        rounds = torch.autocast("cuda", torch.bfloat16) if on_card else nullcontext()
-        with rounds:
+        autocast = torch.autocast(options.device, torch.bfloat16)
+        with autocast if options.side == AUTOCAST else nullcontext():
             loss = forward(input_ids=ids, labels=ids).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -188,7 +192,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     s = SHAPES[options.shape]
     s = s._replace(batch=options.batch or s.batch)
     ours = options.side == OURS
-    side = of_pyggml(s, options) if ours else of_torch(s, options, options.side == BFLOAT16)
+    side = of_pyggml(s, options) if ours else of_torch(s, options)
     n_steps = 1 if s.size and options.device == "cpu" else N_STEPS
     side.step()
 
@@ -216,15 +220,13 @@ def race(options: argparse.Namespace) -> None:
     common = ["--shape", options.shape, "--rounds", str(options.rounds)]
     common += ["--threads", str(options.threads), "--device", options.device]
     common += ["--batch", str(options.batch)] + ["--ops"] * options.ops
-    pythons = {OURS: sys.executable, FLOAT32: options.torch_python, BFLOAT16: options.torch_python}
-    if options.device == "cuda":
-        del pythons[FLOAT32]
 
     def start(side: str) -> Runner:
-        return Runner(pythons[side], Path(__file__), "--side", side, *common)
+        python = sys.executable if side == OURS else options.torch_python
+        return Runner(python, Path(__file__), "--side", side, *common)
 
     with ThreadPoolExecutor() as pool:
-        runners = [*pool.map(start, pythons)]
+        runners = [*pool.map(start, options.sides.split(","))]
     for _ in range(options.rounds):
         lines = [runner.turn() for runner in runners]
     results = [json.loads(line) for line in lines]
@@ -243,9 +245,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="sequences of a step")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ops", action="store_true", help="where a card's time goes")
-    parser.add_argument("--side", choices=[OURS, FLOAT32, BFLOAT16], help="measure this one alone")
+    parser.add_argument("--sides", help="of these, ours first; all of the CPU, or a card's")
+    parser.add_argument("--side", choices=SIDES, help="measure this one alone")
     parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
     options = parser.parse_args()
+    of_device = SIDES if options.device == "cpu" else (OURS, AUTOCAST)
+    options.sides = options.sides or ",".join(of_device)
     if options.side:
         print(json.dumps(measure(options)))
     elif options.torch_python:
