@@ -177,6 +177,11 @@ class Parameters:
         return self.own_leaves[key]
 
     @property
+    def trained_leaves(self) -> list[Tensor]:
+        """All leaves in which what is trained is."""
+        return [*self.buffers["data"], *(t for n, t in self.tensors.items() if n in self.arrays)]
+
+    @property
     def moment_leaves(self) -> list[Tensor]:
         """All leaves in which moments are."""
         return [*self.buffers["m"], *self.buffers["v"], *self.own_leaves.values()]

@@ -80,7 +80,7 @@ class TrainedTensors:
         stays whole until the new one is complete. Raises QuantError for numbers that F16 cannot
         hold, PyggmlError if the disk refuses.
         """
-        self.model.devices.gather(*self.parameters.buffers["data"])  # in a callback a device has it
+        self.model.devices.gather(*self.parameters.trained_leaves)  # in a callback a device has it
         keys = {FRESH: None, **self.parameters.metadata, **(metadata or {})}
         how: dict[str, Any] = {"changed": self.changed, "blocks": self.blocks, "metadata": keys}
         how["allow_requantize"] = self.file_type is not None
@@ -104,7 +104,7 @@ def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False
     compute type of the model rounds floats on each device that computes it: "f32" is exact.
 
     Raises AdapterError for a pattern without a match, with every matching tensor that is not F32,
-    F16 or BF16, and for halves on a card.
+    F16 or BF16, and for halves of a model on several devices.
     """
     weights, (chosen, fixed, faults) = model.parts.weights, _chosen(model, patterns)
     types = {name: model.file.tensors[name].dtype for name in chosen}
@@ -167,10 +167,10 @@ def _no_floats(types: Mapping[str, DType]) -> list[str]:
 
 
 def _halves(model: Model, names: Sequence[str]) -> Mapping[str, DType]:
-    """Matrices among these → the type in which they are kept. AdapterError for a card."""
-    if cards := [b.name for b in model.devices.backends if not b.is_host]:
-        why = f"is half: on the CPU alone, and the model is on {cards[0]}"
-        raise AdapterError([("masters", why)])
+    """Matrices among these → the type in which they are kept. AdapterError for a model whose blocks
+    are on several devices."""
+    if model.devices.homes:
+        raise AdapterError([("masters", "is half, and the blocks are on several devices: on one")])
     weights = {n: model.parts.weights[n] for n in names}
     return {
         n: w.dtype if w.dtype in HALVES else BF16 for n, w in weights.items() if len(w.shape) > 1

@@ -44,7 +44,7 @@ class Watch:
         memory: makes an array for so many numbers, which lasts until the next pass
         """
         if self.is_sampled(step):
-            self._gather("data")
+            self._gather()
             p = self._parameters
             self._before = memory(p.gradient.size)
             for name in p.tensors:
@@ -63,10 +63,11 @@ class Watch:
         return step in (1, self._n_steps) or step % max(1, self._n_steps // _SAMPLED) == 0
 
     def _gather(self, *names: str) -> None:
-        self._devices.gather(*(t for name in names for t in self._parameters.buffers[name]))
+        p = self._parameters
+        self._devices.gather(*p.trained_leaves, *(t for name in names for t in p.buffers[name]))
 
     def _measure(self, step: int, grad_norm: float, before: np.ndarray) -> Overview:
-        self._gather("data", "gradient")
+        self._gather("gradient")
         measures = {}
         p = self._parameters
         for name in p.tensors:

@@ -48,7 +48,7 @@ class BestParameters:
 
     def _exchange(self) -> None:
         parameters = self._parameters
-        self._devices.gather(*parameters.buffers["data"])
+        self._devices.gather(*parameters.trained_leaves)
         for name, a in self._arrays.items():
             one, other = parameters.arrays[name].reshape(-1), a.reshape(-1)
             for i in range(0, len(one), _PIECE):

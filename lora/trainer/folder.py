@@ -79,7 +79,7 @@ class RunFolder:
     def write(self, progress: Progress, history: History) -> None:
         """Write the checkpoint of the last whole step; of all ranks it has the same bytes."""
         p, path = self._parameters, path_of(self.path, progress.step)
-        self._model.devices.gather(*p.buffers["data"], *p.moment_leaves)
+        self._model.devices.gather(*p.trained_leaves, *p.moment_leaves)
         here = RunArithmetic.by(self._model)
         practice = self._plan.losses.practice
         lesson = () if practice is None else (practice.state,)

@@ -65,7 +65,7 @@ class Trainer(BoundRun):
             report = to_each([*map(stack.enter_context, shown), *callbacks])
             self._begin()
             p = self.parameters
-            leaves = chain(*p.buffers.values(), p.own_leaves.values())
+            leaves = chain(p.trained_leaves, *p.buffers.values(), p.own_leaves.values())
             held = self.model.devices.holding(*leaves)
             with held, self._ended_between_steps():
                 if not self.history.is_validated(start) and (start == 0 or self.is_done):
@@ -172,6 +172,6 @@ class Trainer(BoundRun):
         n_tokens = data.n_targets(windows)
         validation = ValidationReport(step, loss, n_tokens, tally, about, outcome.experts)
         self.history.validations.append(validation)
-        self.model.devices.gather(*self.parameters.buffers["data"])
+        self.model.devices.gather(*self.parameters.trained_leaves)
         self._best.note(self.history)
         report(validation)

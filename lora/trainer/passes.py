@@ -72,8 +72,10 @@ class _Pair:
         put_together(drawn.tokens, drawn.positions, drawn.span, drawn.length)
         trained, inputs = parameters.operands, replace(drawn, draw=None, noise=None)
         taps, balance = model.taps(), BalanceLeaves.empty(drawn.tokens.shape[0])
-        # With halves memory is short: the loss is fused, and makes logits again for W's gradient.
-        separate = () if parameters.has_halves else trained
+        # With halves memory is short: the loss is fused, and makes logits again for W's gradient,
+        # for which the host alone has a kernel.
+        is_short = parameters.has_halves and not model.devices.have_copies
+        separate = () if is_short else trained
         net = LossNet.of(model, drawn, separate, True, taps)
         forward, further = _forward(net, objective, leaves, balance, factor)
         read = taps.read if taps else {}

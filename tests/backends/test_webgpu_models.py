@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ranked_run
-from full_training import FULL, check_losses, packed_losses
+from full_training import FULL, check_losses, packed_losses, trainer_of
 from tiny_models import spoil, write_llama
 
 import pyggml
@@ -170,6 +170,17 @@ def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, t
 )
 def test_training_of_all_tensors_begins_with_pytorch_s_losses(architecture, optimiser, gpu):
     check_losses(architecture, optimiser, 4, [gpu], within=1e-5)
+
+
+def test_halves_are_trained_there(gpu, tmp_path):
+    path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=1, seed=3)
+    host, there = (
+        trainer_of(path, "adamw", 3, backends, ctx=8, batch=1, in_halves=True)[1]
+        for backends in ((), [gpu])
+    )
+    for trainer in (host, there):
+        trainer.run(progress=False)
+    np.testing.assert_allclose(there.history.losses, host.history.losses, rtol=0, atol=1e-4)
 
 
 def test_what_blocks_will_hold_is_trained_there(gpu, tmp_path):

@@ -93,6 +93,21 @@ def test_a_device_keeps_moments_of_single_tensors(tiny, tmp_path, optimiser, mon
     assert state(second) == state(whole)
 
 
+def test_a_device_keeps_halves(tiny):
+    """Its loss is not fused, so that gradients differ in their last bits."""
+    (_, host), (_, apart) = (
+        run_of(tiny, "adamw", 3, in_halves=True, backends=backends)
+        for backends in ((), [SeparateCPU()])
+    )
+    for trainer in (host, apart):
+        trainer.run(progress=False)
+    np.testing.assert_allclose(apart.history.losses, host.history.losses, rtol=0, atol=1e-5)
+    arrays = apart.parameters.arrays
+    alike = [np.mean(arrays[n] == a) for n, a in host.parameters.arrays.items() if a.ndim == 2]
+    assert len(alike) > 5
+    assert min(alike) > 0.98  # where they are taken from the device, and with the same dice
+
+
 def test_steps_rounded_by_chance_learn_where_the_nearest_halves_stall(tiny, monkeypatch):
     """The mean loss of the last steps at a rate where most steps are less than half a unit."""
 

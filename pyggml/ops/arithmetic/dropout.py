@@ -278,7 +278,7 @@ cpu_kernel(UNIFORM_NOISE, _noise_run)
 
 # -- round_by_draw, the kernel of steps on halves (pyggml.ops.optim_half) -----------------------
 
-_EIGHTH = SHARE // 8  # a counter draws for eight numbers of a share: two of each word
+EIGHTH = SHARE // 8  # a counter draws for eight numbers of a share: two of each word
 
 
 @kernel
@@ -286,10 +286,10 @@ def _draw_bits(bits, share, draw, stream):
     """16 random bits of each number of a share."""
     k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
     half, low = np.uint64(16), np.uint64(0xFFFF)
-    parts = bits.reshape(8, _EIGHTH)
+    parts = bits.reshape(8, EIGHTH)
     a, b, c, d = parts[0], parts[1], parts[2], parts[3]
     e, f, g, h = parts[4], parts[5], parts[6], parts[7]
-    for j in range(_EIGHTH):
+    for j in range(EIGHTH):
         w0, w1, w2, w3 = _philox(np.uint64(j), share, stream, n, k0, k1)
         a[j], b[j], c[j], d[j] = w0 & low, w1 & low, w2 & low, w3 & low
         e[j], f[j], g[j], h[j] = w0 >> half, w1 >> half, w2 >> half, w3 >> half

@@ -1,5 +1,6 @@
 """Every kernel of the card against the op's float64 reference, on the op's own samples."""
 
+import dice
 import numpy as np
 import pytest
 from card_patterns import own_ops
@@ -57,6 +58,10 @@ def test_the_kernel_agrees_with_the_reference(name, card):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=allowed, err_msg=repr(node))
         computed += 1
     assert computed
+
+
+def test_halves_are_rounded_with_the_host_s_dice(card):
+    dice.expect_the_host_s(card)
 
 
 @pytest.fixture

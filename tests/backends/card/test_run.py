@@ -80,10 +80,11 @@ def test_the_op_that_makes_no_number_is_named(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.* leaves .* to cpu")
-def test_a_step_of_all_tensors_shared_with_the_host(tmp_path):
+@pytest.mark.parametrize("in_halves", [False, True])
+def test_a_step_of_all_tensors_shared_with_the_host(tmp_path, in_halves):
     path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=1, seed=1)
     host, shared = (
-        trainer_of(path, "sgd", 1, backends, ctx=8, batch=1)[1]
+        trainer_of(path, "sgd", 1, backends, ctx=8, batch=1, in_halves=in_halves)[1]
         for backends in ((), [Cheap(0, "f32")])
     )
     for trainer in (host, shared):
@@ -101,11 +102,13 @@ def test_training_of_all_tensors_begins_with_pytorch_s_losses(card, architecture
 
 
 @on_a_card
+@pytest.mark.parametrize("in_halves", [False, True])
 @pytest.mark.parametrize("optimiser", [*OPTIMISERS, "adamw8bit", "muon"])
-def test_a_resumed_run_of_all_tensors_makes_the_same_bits(card, tmp_path, optimiser):
+def test_a_resumed_run_of_all_tensors_makes_the_same_bits(card, tmp_path, optimiser, in_halves):
     path, checkpoints = model_of("qwen3"), {"checkpoint_dir": str(tmp_path), "checkpoint_every": 3}
     whole, first, second = (
-        trainer_of(path, optimiser, 6, [card], **more)[1] for more in ({}, checkpoints, {})
+        trainer_of(path, optimiser, 6, [card], in_halves=in_halves, **more)[1]
+        for more in ({}, checkpoints, {})
     )
     whole.run(progress=False)
     first.run(lambda event: first.stop() if first.progress.step == 3 else None, progress=False)

@@ -17,7 +17,7 @@ _EIGHT = np.uint64(8)
 
 
 @device
-def _philox(column, row, stream, draw):
+def philox(column, row, stream, draw):
     """Four random words, uint64 below 2^32, of a column in a quarter of a row."""
     k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
     return _words(np.uint64(column), np.uint64(row), stream, n, k0, k1)
@@ -31,7 +31,7 @@ def _dropout(out, x, draw, stream, least, grown, n, quarter):
     """A thread draws the words of one column of all four quarters of a row."""
     for i in range(cuda.grid(1), out.size // n * quarter, cuda.gridsize(1)):
         row, column = i // quarter, i % quarter
-        words = _philox(column, row, stream, draw)
+        words = philox(column, row, stream, draw)
         for w in range(4):
             j = w * quarter + column
             if j < n:
@@ -43,7 +43,7 @@ def _dropout(out, x, draw, stream, least, grown, n, quarter):
 def _noise(out, x, size, draw, stream, n, quarter):
     for i in range(cuda.grid(1), out.size // n * quarter, cuda.gridsize(1)):
         row, column = i // quarter, i % quarter
-        words = _philox(column, row, stream, draw)
+        words = philox(column, row, stream, draw)
         for w in range(4):
             j = w * quarter + column
             if j < n:

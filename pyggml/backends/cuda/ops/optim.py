@@ -1,6 +1,8 @@
 """One step of an optimiser, in place, and the limit of the gradient's norm."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,6 @@ from pyggml.backends.cuda.runtime.launches import (
     THREADS,
     in_turn,
     per_element,
-    per_result,
     per_row,
     per_rows,
 )
@@ -68,35 +69,43 @@ def _clip_norm(site: CudaSite) -> Call:
     return in_turn(*calls)
 
 
-@kernel
-def _adamw(out, p, g, m, v, s):
-    """s = [α, β1, β2, ε, wd, β1h, β2h]; out and p are the same memory."""
-    alpha, beta1, beta2 = s[0], s[1], s[2]
-    keep = ONE - alpha * s[4]
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        first = m[i] * beta1 + g[i] * (ONE - beta1)
-        second = v[i] * beta2 + g[i] * g[i] * (ONE - beta2)
-        m[i], v[i] = first, second
-        out[i] = p[i] * keep - alpha * (first * s[5]) / (math.sqrt(second * s[6]) + s[3])
+# What a step makes of one number x, number i of its parameter; moments change.
 
 
-@kernel
-def _lion(out, p, g, m, s):
-    """s = [α, β1, β2, wd]; out and p are the same memory."""
-    alpha, beta1, beta2 = s[0], s[1], s[2]
-    keep = ONE - alpha * s[3]
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        along = m[i] * beta1 + g[i] * (ONE - beta1)
-        out[i] = p[i] * keep - alpha * (np.float32(along > ZERO) - np.float32(along < ZERO))
-        m[i] = m[i] * beta2 + g[i] * (ONE - beta2)
+@device
+def adamw_of(x, i, sources):
+    """s = [α, β1, β2, ε, wd, β1h, β2h]."""
+    g, m, v, s = sources
+    first = m[i] * s[1] + g[i] * (ONE - s[1])
+    second = v[i] * s[2] + g[i] * g[i] * (ONE - s[2])
+    m[i], v[i] = first, second
+    return x * (ONE - s[0] * s[4]) - s[0] * (first * s[5]) / (math.sqrt(second * s[6]) + s[3])
 
 
-@kernel
-def _sgd(out, p, g, s):
-    """s = [α, wd]; out and p are the same memory."""
-    keep = ONE - s[0] * s[1]
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = p[i] * keep - s[0] * g[i]
+@device
+def lion_of(x, i, sources):
+    """s = [α, β1, β2, wd]."""
+    g, m, s = sources
+    along = m[i] * s[1] + g[i] * (ONE - s[1])
+    m[i] = m[i] * s[2] + g[i] * (ONE - s[2])
+    return x * (ONE - s[0] * s[3]) - s[0] * (np.float32(along > ZERO) - np.float32(along < ZERO))
+
+
+@device
+def sgd_of(x, i, sources):
+    """s = [α, wd]."""
+    g, s = sources
+    return x * (ONE - s[0] * s[1]) - s[0] * g[i]
+
+
+def _steps_by(number: Callable) -> Any:
+    @kernel
+    def run(out, p, sources):
+        """out and p are the same memory."""
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = number(p[i], i, sources)
+
+    return run
 
 
 @device
@@ -113,36 +122,59 @@ def _place(x):
     return np.int32(at) if at > ZERO else np.int32(0)
 
 
-@kernel
-def _adamw_8bit(out, p, g, m, v, scales, s, m_values, v_values, m_codes, v_codes):
-    """A block of threads takes one of numbers; out and p are the same memory."""
-    parts = cuda.shared.array(THREADS, np.float32)
-    keep, n_blocks = ONE - s[0] * s[4], scales.size // 2
-    for b in range(cuda.blockIdx.x, n_blocks, cuda.gridDim.x):
-        first, last = b * BLOCK + cuda.threadIdx.x, min((b + 1) * BLOCK, out.size)
-        of_m, of_v, m_most, v_most = scales[b], scales[n_blocks + b], ZERO, ZERO
-        for j in range(first, last, cuda.blockDim.x):
-            x, y = _moments(j, g, m, v, of_m, of_v, m_values, v_values, s)
-            m_most, v_most = max(m_most, abs(x)), max(v_most, y)
-        m_most, v_most = block_max(m_most, parts), block_max(v_most, parts)
-        m_whole, v_whole = max(m_most, TINY), max(v_most, TINY)
-        for j in range(first, last, cuda.blockDim.x):
-            x, y = _moments(j, g, m, v, of_m, of_v, m_values, v_values, s)
-            out[j] = p[j] * keep - s[0] * (x * s[5]) / (math.sqrt(y * s[6]) + s[3])
-            m[j], v[j] = m_codes[_place(x / m_whole)], v_codes[_place(y / v_whole)]
-        if cuda.threadIdx.x == 0:
-            scales[b], scales[n_blocks + b] = m_most, v_most
+@device
+def _as_it_is(x, *_dice):
+    return x
+
+
+def steps_by_8_bits(widen: Callable, narrow: Callable) -> Any:
+    """The kernel of AdamW's step with moments of 8 bits, on numbers x = widen(p[j]), of which
+    narrow(x, j, draw, stream) is what p holds."""
+
+    @kernel
+    def run(out, p, g, m, v, scales, s, tables, draw, stream):
+        """A block of threads takes one of numbers; out and p are the same memory."""
+        parts = cuda.shared.array(THREADS, np.float32)
+        m_values, v_values, m_codes, v_codes = tables
+        keep, n_blocks = ONE - s[0] * s[4], scales.size // 2
+        for b in range(cuda.blockIdx.x, n_blocks, cuda.gridDim.x):
+            first, last = b * BLOCK + cuda.threadIdx.x, min((b + 1) * BLOCK, out.size)
+            of_m, of_v, m_most, v_most = scales[b], scales[n_blocks + b], ZERO, ZERO
+            for j in range(first, last, cuda.blockDim.x):
+                x, y = _moments(j, g, m, v, of_m, of_v, m_values, v_values, s)
+                m_most, v_most = max(m_most, abs(x)), max(v_most, y)
+            m_most, v_most = block_max(m_most, parts), block_max(v_most, parts)
+            m_whole, v_whole = max(m_most, TINY), max(v_most, TINY)
+            for j in range(first, last, cuda.blockDim.x):
+                x, y = _moments(j, g, m, v, of_m, of_v, m_values, v_values, s)
+                new = widen(p[j]) * keep - s[0] * (x * s[5]) / (math.sqrt(y * s[6]) + s[3])
+                out[j] = narrow(new, j, draw, stream)
+                m[j], v[j] = m_codes[_place(x / m_whole)], v_codes[_place(y / v_whole)]
+            if cuda.threadIdx.x == 0:
+                scales[b], scales[n_blocks + b] = m_most, v_most
+
+    return run
+
+
+def bind_8_bits(run: Any, site: CudaSite, sources: Sequence[Any], *dice: Any) -> Call:
+    """sources: of the op on float32; dice: draw and stream."""
+    tables = tuple(map(site.constant, (M_VALUES, V_VALUES, M_CODES, V_CODES)))
+    n = n_blocks(site.node.n_elements)
+    return per_row(run, n, BLOCK, site.stream, site.out, *sources, tables, *dice)
+
+
+_BY_8_BITS = steps_by_8_bits(_as_it_is, _as_it_is)
 
 
 def _bind_8bit(site: CudaSite) -> Call:
-    tables = map(site.constant, (M_VALUES, V_VALUES, M_CODES, V_CODES))
-    n = n_blocks(site.node.n_elements)
-    return per_row(_adamw_8bit, n, BLOCK, site.stream, site.out, *site.src, *tables)
+    no_draw = site.src[-1], np.uint64(0)  # nobody reads them
+    return bind_8_bits(_BY_8_BITS, site, site.src, *no_draw)
 
 
-def _step(run):
+def _step(run: Any) -> Callable[[CudaSite], Call]:
     def bind(site: CudaSite) -> Call:
-        return per_result(run, site)
+        p, *sources = site.src
+        return per_element(run, site.out.size, site.stream, site.out, p, tuple(sources))
 
     return bind
 
@@ -153,5 +185,9 @@ def _clip_scratch(node, compute):
 
 declare("opt_step_adamw_8bit", CudaKernel(_bind_8bit))
 declare("clip_norm", CudaKernel(_clip_norm, scratch=_clip_scratch))
-for _name, _run in {"opt_step_adamw": _adamw, "opt_step_lion": _lion, "opt_step_sgd": _sgd}.items():
-    declare(_name, CudaKernel(_step(_run)))
+for _name, _number in {
+    "opt_step_adamw": adamw_of,
+    "opt_step_lion": lion_of,
+    "opt_step_sgd": sgd_of,
+}.items():
+    declare(_name, CudaKernel(_step(_steps_by(_number))))

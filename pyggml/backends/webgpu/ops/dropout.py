@@ -16,7 +16,7 @@ fn times(a: u32, b: u32) -> vec2<u32> {  // the product's upper and lower word
     return vec2<u32>((a >> 16u) * (b >> 16u) + (first >> 16u) + (second >> 16u), a * b);
 }
 """
-_PHILOX = """
+PHILOX = """
 fn philox(column: u32, row: u32) -> vec4<u32> {  // Philox4x32-10
     var c = vec4<u32>(column, row, STREAM, bitcast<u32>(draw_at(2u)));
     var key = vec2<u32>(bitcast<u32>(draw_at(0u)), bitcast<u32>(draw_at(1u)));
@@ -32,7 +32,7 @@ fn philox(column: u32, row: u32) -> vec4<u32> {  // Philox4x32-10
 # A thread draws the words of one column of all four quarters of a row.
 _DRAWN = (
     TIMES
-    + _PHILOX
+    + PHILOX
     + whole(
         """
     let i = group * 256u + me;

@@ -81,6 +81,14 @@ def _into(site: ShaderSite, x: Tensor, view: BufferRange, first: int = 0) -> Dis
     return site.shaders.dispatch(_COPY.replace("FROM", _FROM), views, per_element(n), constants)
 
 
+def words_of(halves: BufferRange) -> tuple[BufferRange, int]:
+    """The words that hold numbers of 16 bits, to be written; 1 if the first is a word's second."""
+    odd = halves.start % WORD // 2
+    start = halves.start - 2 * odd
+    n_bytes = round_up(halves.end - start, WORD)
+    return BufferRange(halves.buffer, start, n_bytes, "u32", True), odd
+
+
 def _copy_16_bits(site: ShaderSite, x: Tensor, view: BufferRange) -> Dispatch:
     """Copy x as numbers of 16 bits."""
     to = site.node.dtype
@@ -88,9 +96,7 @@ def _copy_16_bits(site: ShaderSite, x: Tensor, view: BufferRange) -> Dispatch:
         rounding, read = "", view.of("u16")
     else:
         rounding, read = "to_f16" if to is F16 else "to_bf16", numbers(view, x.dtype)
-    odd = site.out.start % WORD // 2
-    start = site.out.start - 2 * odd
-    words = BufferRange(site.out.buffer, start, round_up(site.out.end - start, WORD), "u32", True)
+    words, odd = words_of(site.out)
     body = _HALVES.replace("ROUND", rounding).replace("FROM", _FROM)
     body = TO_F16 + _TO_BF16 + whole(body)
     constants = {**_sizes(x.shape), **_steps(x, "X"), "ODD": odd}

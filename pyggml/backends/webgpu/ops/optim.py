@@ -1,10 +1,10 @@
 """One step of an optimiser, in place, and the limit of the gradient's norm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element, whole
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.optim_8bit import HALF, M_CODES, M_VALUES, TINY, V_CODES, V_VALUES, n_blocks
 
@@ -28,35 +28,40 @@ _SHORTEN = """
     let norm = norm_at(0u);
     if (i < N && norm > LIMIT && norm < 3.0e38) { put_g(i, g_at(i) * (LIMIT / norm)); }
 """
-_ADAMW = """
-    let i = group * 256u + me;
-    if (i >= N) { return; }
+# What a step makes of one number p, number i of its parameter; moments change.
+ADAMW = """
+fn stepped(i: u32, p: f32) -> f32 {
     let g = g_at(i);
     let m = m_at(i) * s_at(1u) + g * (1.0 - s_at(1u));
     let v = v_at(i) * s_at(2u) + g * g * (1.0 - s_at(2u));
     put_m(i, m);
     put_v(i, v);
     let keep = 1.0 - s_at(0u) * s_at(4u);
-    put_y(i, p_at(i) * keep - s_at(0u) * (m * s_at(5u)) / (sqrt(v * s_at(6u)) + s_at(3u)));
+    return p * keep - s_at(0u) * (m * s_at(5u)) / (sqrt(v * s_at(6u)) + s_at(3u));
+}
 """
-_LION = """
-    let i = group * 256u + me;
-    if (i >= N) { return; }
+LION = """
+fn stepped(i: u32, p: f32) -> f32 {
     let g = g_at(i);
     let m = m_at(i);
     let along = m * s_at(1u) + g * (1.0 - s_at(1u));
-    let keep = 1.0 - s_at(0u) * s_at(3u);
-    put_y(i, p_at(i) * keep - s_at(0u) * sign(along));
     put_m(i, m * s_at(2u) + g * (1.0 - s_at(2u)));
+    return p * (1.0 - s_at(0u) * s_at(3u)) - s_at(0u) * sign(along);
+}
 """
-_SGD = """
+SGD = """
+fn stepped(i: u32, p: f32) -> f32 {
+    return p * (1.0 - s_at(0u) * s_at(1u)) - s_at(0u) * g_at(i);
+}
+"""
+_IN_FLOAT32 = whole("""
     let i = group * 256u + me;
-    if (i >= N) { return; }
-    put_y(i, p_at(i) * (1.0 - s_at(0u) * s_at(1u)) - s_at(0u) * g_at(i));
-"""
+    if (i < N) { put_y(i, stepped(i, p_at(i))); }
+""")
 
-# A workgroup takes a block; codes of four numbers lie in a word.
-_ADAMW_8BIT = "var<workgroup> codes: array<u32, 512>;\n" + whole("""
+# A workgroup takes a block; codes of four numbers lie in a word. PUT: what becomes of a new number
+# x, and LAST: after all have theirs.
+BLOCK_STEP = "var<workgroup> codes: array<u32, 512>;\n" + whole("""
     let i = group * 256u + me;
     let block = min(group, BLOCKS - 1u);
     var g = 0.0;
@@ -73,7 +78,8 @@ _ADAMW_8BIT = "var<workgroup> codes: array<u32, 512>;\n" + whole("""
     let v_most = highest(me, v);
     if (i < N) {
         let keep = 1.0 - s_at(0u) * s_at(4u);
-        put_y(i, p_at(i) * keep - s_at(0u) * (m * s_at(5u)) / (sqrt(v * s_at(6u)) + s_at(3u)));
+        let x = p_at(i) * keep - s_at(0u) * (m * s_at(5u)) / (sqrt(v * s_at(6u)) + s_at(3u));
+        PUT
     }
     codes[me] = m_codes_at(u32(max((m / max(m_most, TINY) + 1.0) * HALF + 0.5, 0.0)));
     codes[256u + me] = v_codes_at(u32(max((v / max(v_most, TINY) + 1.0) * HALF + 0.5, 0.0)));
@@ -90,7 +96,14 @@ _ADAMW_8BIT = "var<workgroup> codes: array<u32, 512>;\n" + whole("""
         put_scales(group, m_most);
         put_scales(BLOCKS + group, v_most);
     }
+    LAST
 """)
+_BLOCK_IN_FLOAT32 = BLOCK_STEP.replace("PUT", "put_y(i, x);").replace("LAST", "")
+ADAMW_NAMES, LION_NAMES, SGD_NAMES = (
+    ("p", "g", "m", "v", "s"),
+    ("p", "g", "m", "s"),
+    ("p", "g", "s"),
+)
 
 
 def _pieces(node: Tensor) -> int:
@@ -115,20 +128,28 @@ def _clip_norm(site: ShaderSite) -> Sequence[Dispatch]:
     return calls
 
 
-def _step(body: str, names: Sequence[str]) -> Callable[[ShaderSite], Sequence[Dispatch]]:
-    """y and p are the same memory; m and v change."""
+def views_of(site: ShaderSite, names: Sequence[str]) -> dict[str, BufferRange]:
+    """The node's memory by name; y and p are the same, m and v change."""
+    views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
+    return views | {name: views[name].for_writing() for name in ("m", "v") if name in views}
 
+
+def _step(number: str, names: Sequence[str]) -> Callable[[ShaderSite], Sequence[Dispatch]]:
     def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
-        views |= {name: views[name].for_writing() for name in ("m", "v") if name in views}
-        n = site.node.n_elements
-        return [site.shaders.dispatch(body, views, per_element(n), {"N": n})]
+        n, body = site.node.n_elements, number + _IN_FLOAT32
+        return [site.shaders.dispatch(body, views_of(site, names), per_element(n), {"N": n})]
 
     return bind
 
 
-def _adamw_8bit(site: ShaderSite) -> Sequence[Dispatch]:
-    p, g, m, v, scales, s = site.src
+def dispatch_of_blocks(
+    site: ShaderSite,
+    body: str,
+    more: Mapping[str, BufferRange] | None = None,
+    constants: Mapping[str, int | float] | None = None,
+) -> Sequence[Dispatch]:
+    """BLOCK_STEP over all blocks; more: views, in place of the op's on float32 too."""
+    p, g, m, v, scales, s, *_ = site.src
     n, n_groups = site.node.n_elements, n_blocks(site.node.n_elements)
     views = {"y": site.out, "p": p, "g": g, "m": m, "v": v, "s": s, "scales": scales.for_writing()}
     views |= {"m_words": m.of("u32").for_writing(), "v_words": v.of("u32").for_writing()}
@@ -136,12 +157,18 @@ def _adamw_8bit(site: ShaderSite) -> Sequence[Dispatch]:
     codes = {"m_codes": M_CODES, "v_codes": V_CODES}
     views |= {name: site.constant(table) for name, table in values.items()}
     views |= {name: site.constant(table).of("u8") for name, table in codes.items()}
-    constants = {"N": n, "BLOCKS": n_groups, "HALF": float(HALF), "TINY": float(TINY)}
-    return [site.shaders.dispatch(_ADAMW_8BIT, views, n_groups, constants)]
+    own = {"N": n, "BLOCKS": n_groups, "HALF": float(HALF), "TINY": float(TINY)}
+    return [
+        site.shaders.dispatch(body, views | dict(more or {}), n_groups, own | dict(constants or {}))
+    ]
+
+
+def _adamw_8bit(site: ShaderSite) -> Sequence[Dispatch]:
+    return dispatch_of_blocks(site, _BLOCK_IN_FLOAT32)
 
 
 declare("opt_step_adamw_8bit", ShaderKernel(_adamw_8bit, mixed=(2, 3)))
 declare("clip_norm", ShaderKernel(_clip_norm, scratch=_scratch))
-declare("opt_step_adamw", ShaderKernel(_step(_ADAMW, ("p", "g", "m", "v", "s"))))
-declare("opt_step_lion", ShaderKernel(_step(_LION, ("p", "g", "m", "s"))))
-declare("opt_step_sgd", ShaderKernel(_step(_SGD, ("p", "g", "s"))))
+declare("opt_step_adamw", ShaderKernel(_step(ADAMW, ADAMW_NAMES)))
+declare("opt_step_lion", ShaderKernel(_step(LION, LION_NAMES)))
+declare("opt_step_sgd", ShaderKernel(_step(SGD, SGD_NAMES)))
