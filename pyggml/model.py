@@ -654,10 +654,9 @@ def _stream(model: Model, word: str) -> None:
     device = model.devices.backends[0]
     memory = device.memory()
     weights = sum(w.n_bytes for w in model.parts.weights.values())
-    is_tight = device.streamed is not None and memory is not None and 2 * weights > memory[0]
+    is_tight = device.streamed is not None and memory is not None and 3 * weights > memory[0]
     if is_tight and (lack := model.lack_in_use()):
-        instead = "--gpu-layers auto leaves blocks to the CPU instead"
-        model.stream_for(f"{lack}; {instead}", model.left_in_use)
+        model.stream_for(lack, model.left_in_use)
 
 
 def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:

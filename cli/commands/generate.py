@@ -107,7 +107,7 @@ def command(
     how = sampling_of(given).with_seed()
     cache = Context(**given_settings(Context, {}, given))
     rows = _read(messages, given["columns"]) if messages else []
-    opened, drafting = source.load(), source.load_draft(draft)
+    opened, drafting = source.load(n_rows=1), source.load_draft(draft)
     if messages:
         prompts, how = _prompts(opened, source, rows, given, how)
     else:

@@ -1,5 +1,6 @@
 """`pyggml teach`: a model reads a text once; what it says of each token is kept for students."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyggml.cli.terminal.options import (
 )
 from pyggml.cli.terminal.paths import check_space
 from pyggml.cli.terminal.places import FileWord, OutputPath
+from pyggml.cli.terminal.placing import load_placed
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, row, say, size
 from pyggml.errors import ConfigError
@@ -100,7 +102,7 @@ def command(
     threads.set(given.pop("threads"))
     config = DataConfig(**given_settings(DataConfig, {}, given))
     where = {name: given.pop(name) for name in WHERE if name in given}
-    opened = load(model, compute=compute, device=device, **where)
+    opened = load_placed(partial(load, model, compute=compute), 512, device=device, **where)
     say_placement(opened)
     if config.ctx > opened.config.n_ctx:
         fault = f"is {config.ctx}, wanted at most the model's {opened.config.n_ctx}"

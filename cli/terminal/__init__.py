@@ -11,6 +11,7 @@ words      a text whose pieces are coloured by a level
 paths      whether an output can be written
 progress   a run's figures, as a bar or as lines
 generation options of commands that write text, and tokens with their probabilities
+placing    what is done about a model that is larger than its card
 samples    answers without and with an adapter
 rewriting  a model that is written again: a line a tensor, and the sizes
 """

@@ -86,7 +86,8 @@ DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
             "type": click.Choice(["auto", "on", "off"]),
             "metavar": "WORD",
             "help": "on: weights of blocks stay in the file, from which each pass copies them to "
-            "the card beside its products; auto: as few as its memory requires; off  "
+            "the card beside its products; auto: as few as its memory requires, or blocks go to "
+            "the CPU if that is faster; off  "
             "[default: auto]",
         },
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -196,13 +196,18 @@ class ModelSource:
     split: tuple[float, ...] | None = None
     stream_weights: str | None = None
 
-    def load(self) -> Model:
-        """The model, with the control vectors. Raises PyggmlError as `pyggml.load` does, and for
-        vectors that are none of this model's."""
+    def load(self, n_rows: int = 512) -> Model:
+        """The model, with the control vectors. Where it is larger than its card and nothing says
+        what to do about that, the fastest is done. n_rows: tokens of most passes.
+
+        Raises PyggmlError as `pyggml.load` does, and for vectors that are none of this model's.
+        """
         from pyggml import load, threads  # which import Numba: not for a help text
+        from pyggml.cli.terminal.placing import load_placed
 
         where: Any = {name: getattr(self, name) for name in WHERE}
-        model = load(self.path, [*self.adapters] or None, self.compute, **where)
+        loaded = partial(load, self.path, [*self.adapters] or None, self.compute)
+        model = load_placed(loaded, n_rows, **where)
         say_placement(model)
         threads.set(self.threads)
         for path, scale in self.controls:

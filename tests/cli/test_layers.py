@@ -6,10 +6,12 @@ from tiny_models import TOKENS, VOCABULARY, write_llama
 
 import pyggml as library
 from pyggml.cli.commands.finetune import memory
+from pyggml.cli.terminal import placing
 from pyggml.errors import ConfigError
 from pyggml.models import build
 from pyggml.models.texts import inputs_of
 from pyggml.runtime import backends_of
+from pyggml.runtime.choice import DeviceKind
 
 MISSING = "wanted a device beside the CPU: device cuda, webgpu or auto"
 
@@ -144,11 +146,35 @@ def plans_of(monkeypatch):
     return planned
 
 
+def limits(monkeypatch, **rates):
+    for name, rate in rates.items():
+        monkeypatch.setattr(placing, f"{name}_limit", lambda *_, rate=rate: rate)
+
+
+def test_the_cpu_has_blocks_where_that_takes_less_than_to_stream(pyggml, cards, model, monkeypatch):
+    """By the estimate, which a line says. --device auto rather takes further cards."""
+    cards["a"] = cards["auto"] = Card("a", 560_000)
+    cards["b"] = Card("b", 560_000)
+    told = ("generate", "-m", model, "-p", "a", "-n", 1, "--seed", 1, "--compute", "f32")
+    for read, placed in (1e6, "streamed: 3 of 4 blocks"), (1e12, "layers: cpu: the embedding"):
+        limits(monkeypatch, read=read, multiply=1e15)
+        ended = pyggml(*told, "--device", "a")
+        assert ended.code == 0 and placed in ended.err, ended.err
+        assert "a token is estimated to take 0 ms where they stream, " in ended.err
+    kind = DeviceKind(None, lambda: iter([("a", ""), ("b", "")]), automatic=True)
+    monkeypatch.setattr(placing, "KINDS", {"card": kind})
+    several = "layers: a: the embedding and blocks 0 to 2; b: block 3 and the output; one of "
+    assert several in pyggml(*told, "--device", "auto").err
+    cards["b"].free = 10_000
+    assert "layers: cpu: the embedding" in pyggml(*told, "--device", "auto").err
+
+
 def test_weights_stream_where_they_do_not_fit(pyggml, cards, model, text, tmp_path, monkeypatch):
     """As few as memory requires, to the bytes of the CPU; a dry run says what that costs."""
     short = ("finetune", "-m", model, "-f", text, "--ctx", 16, "--prompt", "the ")
     short += ("--compute", "f32", "--grad-checkpointing", "--max-steps", 2)
     planned = plans_of(monkeypatch)
+    limits(monkeypatch, read=1e6, multiply=1e6)
     card = cards["a"] = Card("a", 10_000_000)
     ended = pyggml(*short, "--device", "a", "--dry-run")
     assert ended.code == 0 and "streamed" not in ended.out

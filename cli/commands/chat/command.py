@@ -99,7 +99,7 @@ def command(
     opening = _read(messages, given["columns"]) if messages else []
     how = sampling_of(given)
     cache_type = Context(**given_settings(Context, {}, given)).cache_types
-    opened = source.load()
+    opened = source.load(n_rows=1)
     n_ctx = n_ctx_of(opened, ctx, CTX)
     adapters = (path for path, _ in source.adapters)
     template = template_for(opened, adapters, chat_template, chat_template_kwargs)

@@ -7,6 +7,7 @@ from pyggml.backends.cpu.pages import have_room_locked
 from pyggml.cli import compile_ahead
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.commands.finetune.results import Trained
+from pyggml.cli.terminal.placing import choose
 from pyggml.cli.terminal.samples import N_TOKENS
 from pyggml.cli.terminal.show import row, size
 from pyggml.errors import ConfigError
@@ -130,8 +131,15 @@ def stream(job: Job, trainer: Trainer, n_prompt: int) -> None:
         device = on_devices(trainer, n_prompt)[0]
         return (device.backend.memory() or (0, 0))[0] - device.n_bytes
 
+    def lack_of_run() -> str | None:
+        trainer.free()
+        return next((d.lacks for d in on_devices(trainer, n_prompt) if d.lacks), None)
+
     if is_open:
         model.stream_for(lack, left)
+        choose(model, job.train.batch * job.reading.ctx, lack_of_run, n_ways=2)
+        if model.streaming is None:
+            return
     n_before = -1
     while (missing := -left()) > 0 and (n := trainer.passes.training.n_parked) > n_before:
         n_before, model.devices.parked = n, n + missing

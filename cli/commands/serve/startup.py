@@ -23,6 +23,7 @@ from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.devices import WHERE, say_placement
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.generation import CTX, n_ctx_of
+from pyggml.cli.terminal.placing import load_placed
 from pyggml.cli.terminal.show import progress_lines, row, say, size
 from pyggml.cli.web.connections import Places
 from pyggml.cli.web.guard import LOOPBACK, Access
@@ -96,9 +97,8 @@ class Opener:
 
     def voice(self, name: str, path: Path) -> Voice:
         """A model without adapters. Raises as `pyggml.load` does, and for what does not fit it."""
-        model = load(
-            path, compute=self.given["compute"], **{name: self.given[name] for name in WHERE}
-        )
+        where = {name: self.given[name] for name in WHERE}
+        model = load_placed(partial(load, path, compute=self.given["compute"]), 1, **where)
         say_placement(model)
         compile_form(self.sampling, model.tokenizer)  # one that is none is refused now
         choice = choose_template(model.tokenizer, (), self.given["chat_template"])
