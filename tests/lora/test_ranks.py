@@ -18,6 +18,7 @@ from separate_cpu import SeparateCPU
 
 from pyggml.backends.cpu import CPU
 from pyggml.cli import demo
+from pyggml.cli.__main__ import finetune
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.ranks import ALONE, ranks_of_process
@@ -249,28 +250,27 @@ def test_a_rank_that_stands_still_ends_the_run_with_a_sentence_and_a_checkpoint(
     assert newest(tmp_path / "points").name == "step-00000003.gguf"
 
 
+ERRORS = {
+    "rank 1 and rank 0 must be alike: settings.lr is 0.5 there and 0.01 here": {
+        "differ": [1, {"lr": 0.5}]
+    },
+    "computed.compute is f32 there and bf16 here": {
+        "differ": [1, {"compute": "f32"}],
+        "compute": "bf16",
+    },
+    "rank 1: the disk is full": {"fail": [1, 2]},
+    "lr may be too high": {"lr": 10.0, "clip": 0.0, "epochs": 30},
+}
+
+
 @needs("mpi4py")
 @needs_an_mpi
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"differ": [1, {"lr": 0.5}]},
-            "rank 1 and rank 0 must be alike: settings.lr is 0.5 there and 0.01 here",
-        ),
-        (
-            {"differ": [1, {"compute": "f32"}], "compute": "bf16"},
-            "computed.compute is f32 there and bf16 here",
-        ),
-        ({"fail": [1, 2]}, "rank 1: the disk is full"),
-        ({"lr": 10.0, "clip": 0.0, "epochs": 30}, "lr may be too high"),
-    ],
-    ids=["setting", "compute", "failure", "not finite"],
-)
-def test_an_error_of_one_rank_is_the_error_of_all(tiny, settings, message):
-    (found,), done = ranked(2, {"model": str(tiny), **settings})
-    assert len(found) == 2, done.stderr
-    assert all(message in each["error"] for each in found), found
+def test_an_error_of_one_rank_is_the_error_of_all(tiny):
+    """Of each run of the same two ranks: an error leaves nothing to the next."""
+    found, done = ranked(2, *({"model": str(tiny), **s} for s in ERRORS.values()))
+    for message, ends in zip(ERRORS, found, strict=True):
+        assert len(ends) == 2, done.stderr
+        assert all(message in each["error"] for each in ends), ends
 
 
 COMMAND = "import sys; from pyggml.cli.__main__ import finetune; sys.exit(finetune(sys.argv[1:]))"
@@ -278,21 +278,22 @@ COMMAND = "import sys; from pyggml.cli.__main__ import finetune; sys.exit(finetu
 
 @needs("mpi4py")
 @needs_an_mpi
-def test_the_command_speaks_and_writes_once(tmp_path):
+def test_the_command_speaks_and_writes_once(tmp_path, capsys):
     text, model = tmp_path / "text.txt", tmp_path / "model.gguf"
     text.write_text("To be, or not to be, that is the question. " * 40)
     shutil.copy(demo.BASE, model)
-    written = []
-    for n in (1, 2):
-        output = tmp_path / f"{n}.gguf"
-        settings = ["-m", model, "-f", text, "-o", output, "--ctx", 16, "--grad-accum", 2]
-        settings += ["--max-steps", 2, "--no-report", "--lora-rank", 2, "--lora-alpha", 3]
-        done = launched_as(n, "-c", COMMAND, *map(str, settings))
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("validation loss") == 2 and done.stdout.count("-- before") == 1
-        assert ("2 processes share the 2 passes of a step" in done.stdout) == (n == 2)
-        written.append(output.read_bytes())
-    assert written[0] == written[1]
+    settings = ["-m", model, "-f", text, "--ctx", 16, "--grad-accum", 2, "--max-steps", 2]
+    settings = [*map(str, settings), "--no-report", "--lora-rank", "2", "--lora-alpha", "3"]
+    alone, output = tmp_path / "1.gguf", tmp_path / "2.gguf"
+    assert finetune([*settings, "-o", str(alone)]) == 0
+    done = launched_as(2, "-c", COMMAND, *settings, "-o", str(output))
+    assert done.returncode == 0, done.stderr
+    said = capsys.readouterr().out
+    for out in (said, done.stdout):
+        assert out.count("validation loss") == 2 and out.count("-- before") == 1
+    share = "2 processes share the 2 passes of a step"
+    assert share in done.stdout and share not in said
+    assert alone.read_bytes() == output.read_bytes()
     refused = launched_as(2, "-c", COMMAND, "-m", str(model), "-f", "gone.txt", "-o", str(output))
     assert refused.returncode == 2
     assert (

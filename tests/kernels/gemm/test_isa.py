@@ -33,7 +33,8 @@ ON_EVERY_ISA = (
     "attention/test_table.py::test_backward_is_the_reference",
 )
 IN_VECTORS = "not is_the_reference or flash or decode"  # the other paths of attention have none
-
+# What avx2 has, but for products of bytes.
+ON_AVXVNNI = tuple(t for t in ON_EVERY_ISA if t.startswith(("gemm/test_paths", "gemm/test_int8")))
 
 # x86 without AVX-512 has tiles of its own, whose sums depend on the bits of a type.
 ON_X86 = (
@@ -66,19 +67,24 @@ SLOW = ("generic", "numpy", "avx512", "avx512vnni")
 WHOLE = ("avx2", "avxvnni")  # of which ON_X86 is tried too
 
 
+def every(name):
+    tests, chosen = (ON_AVXVNNI, "int8") if name == "avxvnni" else (ON_EVERY_ISA, IN_VECTORS)
+    return pytest.param(name, tests, chosen, marks=[pytest.mark.slow] * (name in SLOW), id=name)
+
+
 @pytest.mark.parametrize(
-    ("name", "tests"),
-    [pytest.param(n, ON_EVERY_ISA, marks=[pytest.mark.slow] * (n in SLOW), id=n) for n in ISAS]
-    + [pytest.param(n, ON_X86, marks=pytest.mark.slow, id=f"{n} whole") for n in WHOLE],
+    ("name", "tests", "chosen"),
+    [every(name) for name in ISAS]
+    + [pytest.param(n, ON_X86, "", marks=pytest.mark.slow, id=f"{n} whole") for n in WHOLE],
 )
-def test_each_computes_what_the_others_do(name, tests, monkeypatch):
+def test_each_computes_what_the_others_do(name, tests, chosen, monkeypatch):
     runs, why = runs_here(name, monkeypatch)
     if not runs:
         pytest.skip(why)
     if name == CHOSEN.name:
         pytest.skip(f"{name} is what the other tests of this folder run on")
     code, text = python(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-x", "-k", IN_VECTORS),
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-x", "-k", chosen),
         *(str(TESTS / test) for test in tests),
         **{ENVIRONMENT: name},
     )
