@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyggml.jit.isa import ISAS, why_not
+from pyggml.quants import QUANTS
 
 SCRIPT = Path(__file__).parent / "support" / "guarded.py"
 PAST = f"""
@@ -30,14 +31,20 @@ def test_no_kernel_leaves_its_arrays(where):
     assert done.returncode == 0, f"{last} ended with {done.returncode}: {done.stderr[-500:]}"
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avxvnni"])
-def test_no_product_of_another_vector_unit_leaves_its_arrays(isa):
+# Types with one scale for a block's numbers, with minima, with a scale for each 16 numbers.
+TYPES = "Q8_0", "Q4_K", "Q6_K"
+OTHERS = [("avx2", TYPES), ("avxvnni", [f"{name} int8" for name in TYPES])]
+OTHERS += [pytest.param(isa, QUANTS, marks=pytest.mark.slow) for isa, _ in OTHERS]
+
+
+@pytest.mark.parametrize(("isa", "words"), OTHERS, ids=str)
+def test_no_product_of_another_vector_unit_leaves_its_arrays(isa, words):
     """What x86 without AVX-512 runs, where it is not what the test above runs on."""
     lacking = why_not(ISAS[isa])
     if lacking:
         pytest.skip(lacking)  # the instructions that this processor has not
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "end", "products"], capture_output=True, text=True,
+        [sys.executable, str(SCRIPT), "end", *words], capture_output=True, text=True,
         check=False, env={**os.environ, "PYGGML_ISA": isa},
     )  # fmt: skip
     last = done.stdout.splitlines()[-1:]

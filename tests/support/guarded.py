@@ -1,8 +1,9 @@
 """Arrays that end, or begin, at a page that may not be touched: a read past them faults.
 
-python guarded.py end|start [products]
+python guarded.py end|start [TYPE | TYPE COMPUTE …]
 
-Every op, unless only products are wanted, and every product, each named on a line before it runs.
+Every op and every product, each named on a line before it runs; with words, the products alone that
+they name: a weight type, or one and a compute type.
 """
 
 import ctypes
@@ -75,7 +76,7 @@ def run_ops(guarded):
             KERNELS[op].bind(Site(node, out, arrays, saved, scratch, False, "f32"))()
 
 
-def run_products(guarded):
+def run_products(guarded, words):
     """Every weight type, both ways, few rows and many, as each compute type."""
     from pyggml.graph.dtypes import DTYPES
     from pyggml.kernels import gemm
@@ -85,6 +86,8 @@ def run_products(guarded):
     for name, form, m, compute in itertools.product(
         QUANTS, ("mul_mat", "out_prod"), ROWS, ("f32", "bf16", "int8")
     ):
+        if words and not {name, f"{name} {compute}"} & words:
+            continue
         say(f"{name} {form} {m} {compute}")
         dtype, k = DTYPES[name], 512
         for n in (48, 512):
@@ -100,6 +103,6 @@ def run_products(guarded):
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] != ["products"]:
+    if not sys.argv[2:]:
         run_ops(Guarded(sys.argv[1] == "end"))
-    run_products(Guarded(sys.argv[1] == "end"))
+    run_products(Guarded(sys.argv[1] == "end"), {*sys.argv[2:]})
