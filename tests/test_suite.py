@@ -92,7 +92,7 @@ def test_a_run_ends_with_the_extras_that_its_tests_want():
         check=False,
     )
     *_, first, second, _ = done.stdout.splitlines()
-    assert first == "skipped without the extra mpi: 4 (pip install '.[mpi]')"
+    assert first == "skipped without the extra mpi: 1 (pip install '.[mpi]')"
     assert second == "skipped without the extra views: 1 (pip install '.[views]')"
     assert "passed" not in done.stdout and "failed" not in done.stdout
 
