@@ -27,8 +27,9 @@ decode    tokens/s of one sequence after `past` tokens and share of the bandwidt
 load      GB/s at which weights go to the card; one copy from locked pages, and from others, of as
           many bytes
 stream    a step whose blocks are made again in the backward pass (--grad-checkpointing), with all
-          weights on the card, and with those of all blocks streamed: seconds, memory, a sum of the
-          adapter's bytes; --leave: so many GB of the card are free before, the others taken
+          weights on the card, and with those of all blocks streamed, and as much parked with the
+          host as then does not fit: seconds, memory, a sum of the adapter's bytes; --leave: so
+          many GB of the card are free before, the others taken
 """
 
 from __future__ import annotations
@@ -380,21 +381,25 @@ def load(card: Card, file: str) -> None:
 
 
 def stream(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
-    """Both in the same memory, which is as little as --leave says."""
+    """Both in the same memory, which is as little as --leave says; what does not fit is said."""
     n = prod(size)
     free = card.free()
     ballast = card.backend.alloc(max(0, free - int(options.leave * 1e9))) if options.leave else None
     for is_streamed in (False, True):
-        model = pyggml.load(file, backends=[card.backend])
+        model = pyggml.load(file, backends=[card.backend], stream_weights="off")
         model.stream(model.config.n_layer if is_streamed else 0)
         adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
-        passes = Passes(adapter.model, adapter.parameters, n, size[1], Keep.LAYERS)
+        passes, lack = passes_that_fit(card, adapter, size)
+        if lack:
+            card.say("stream", model=Path(file).name, batch=size[0], ctx=size[1], lack=lack)
+            continue
         with stepping(adapter, passes, size) as step:
             first, *taken = (step() for _ in range(3 + options.steps))
             fields = memory(card, passes, adapter.parameters)
         card.say(
             "stream", model=Path(file).name, batch=size[0], ctx=size[1], rank=options.rank,
-            streamed_bytes=passes.training.n_streamed, seconds=median(taken[2:]),
+            streamed_bytes=passes.training.n_streamed, parked_bytes=passes.training.n_parked,
+            seconds=median(taken[2:]),
             tokens_per_second=n / median(taken[2:]), unpacked=len(card.backend.unpacked),
             seconds_to_first_step=first, leave_gb=options.leave, **fields,
             crc_of_adapter=crc32(adapter.parameters.data.tobytes()),
@@ -402,6 +407,20 @@ def stream(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
         del model, adapter, passes, step
         card.free()
     del ballast
+
+
+def passes_that_fit(
+    card: Card, adapter: Adapter, size: tuple[int, int]
+) -> tuple[Passes, str | None]:
+    """A step's passes, with as much parked as the card's memory requires; and what it lacks."""
+    parameters, devices, n_before = adapter.parameters, adapter.model.devices, -1
+    while True:
+        passes = Passes(adapter.model, parameters, prod(size), size[1], Keep.LAYERS)
+        (planned,) = on_devices(passes, parameters, held_bytes(parameters, TrainConfig()))
+        n = passes.training.n_parked
+        if planned.lacks is None or adapter.model.streaming is None or n <= n_before:
+            return passes, planned.lacks
+        n_before, devices.parked = n, n + planned.n_bytes - card.free()
 
 
 # -- generation ---------------------------------------------------------------------------------

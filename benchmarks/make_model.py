@@ -1,12 +1,13 @@
 """Write a GGUF of Qwen3's shape with random weights: a model of a real size to time.
 
 usage: make_model.py OUT.gguf [--size 0.6B|1.7B|8B|70B|30B-A3B] [--type Q8_0|Q4_K_M|F16|…]
-                     [--layers N] [--vocab FILE.gguf]
+                     [--layers N] [--vocab FILE.gguf] [--zeros]
 
 The vocabulary has the real one's 151,936 tokens, but no text to them unless another file has it,
 such as ggml-vocab-qwen2.gguf among llama.cpp's sources. --type names a file type of
 `pyggml quantize`, whose mix of weight types it has, or a weight type that all matrices have, such
-as Q4_K. A matrix repeats 256 rows that were packed once, so experts and layers are alike.
+as Q4_K. A matrix repeats 256 rows that were packed once, so experts and layers are alike. With
+--zeros all weights are 0, in a file with holes, which takes no place on most disks.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.graph.dtypes import DTYPES, F32, DType
+from pyggml.models.weights import FRESH
 from pyggml.quants import QUANTS, quantize
 from pyggml.requantize import FILE_TYPES, ModelFacts, mix
 from pyggml.requantize.mix import is_packed
@@ -114,15 +116,22 @@ def write(
     kind: str,
     n_layer: int | None = None,
     vocab: Path | None = None,
+    zeros: bool = False,
 ) -> None:
-    """Write a model of this size. kind: see --type. n_layer: fewer than it has; vocab: see above"""
+    """Write a model of this size. kind: see --type. n_layer: fewer than it has; vocab, zeros: see
+    above"""
     n_layer = n_layer or size.n_layer
     of, rng = shapes(size, n_layer), np.random.default_rng(0)
+    about = metadata(size, n_layer) | vocabulary(vocab)
+    if zeros:
+        kinds = types(kind, of, size, n_layer).items()
+        gguf.reserve(out, about | {FRESH: 1}, [(name, dtype, of[name]) for name, dtype in kinds])
+        return
     tensors = [
         (name, dtype, of[name], partial(values, of[name], dtype, rng))
         for name, dtype in types(kind, of, size, n_layer).items()
     ]
-    gguf.write(out, metadata(size, n_layer) | vocabulary(vocab), tensors)
+    gguf.write(out, about, tensors)
 
 
 def main() -> None:
@@ -132,8 +141,9 @@ def main() -> None:
     parser.add_argument("--type", choices=[*FILE_TYPES, *QUANTS], default="Q8_0", metavar="TYPE")
     parser.add_argument("--vocab", type=Path, help="a GGUF with the tokens' text")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
-    options = parser.parse_args()
-    write(options.out, SIZES[options.size], options.type, options.layers, options.vocab)
+    parser.add_argument("--zeros", action="store_true", help="no weights: a file with holes")
+    o = parser.parse_args()
+    write(o.out, SIZES[o.size], o.type, o.layers, o.vocab, o.zeros)
 
 
 if __name__ == "__main__":
