@@ -124,7 +124,7 @@ class Model:
         return self.with_adapters(*adapters)
 
     def group(self, leaves: Mapping[str, Tensor]) -> None:
-        """Note which block leaves belong to, by their names: they go where it goes."""
+        """Note the block that each leaf belongs to, by its name: a device gets both or neither."""
         for name, leaf in leaves.items():
             self.devices.group(group_of(name), leaf)
 
@@ -464,8 +464,8 @@ class Model:
 
     @property
     def shifts(self) -> bool:
-        """Whether cached tokens can get other positions: not recurrent states, nor what has had a
-        learned position added."""
+        """Whether cached tokens can move to other positions. Recurrent states cannot, nor tokens
+        to which learned positions were added."""
         return self.batches and not self.parts.decoder.n_positions
 
     def plan(self, out: Tensor, taps: Taps | None = None) -> Schedule:

@@ -71,7 +71,7 @@ def attach(
 
 
 def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> Adapter:
-    """The model's last adapter, to be trained on from where its file ends; others stay fixed.
+    """The model's last adapter, made trainable with the numbers of its file; others stay fixed.
 
     `model` itself stays as it is. Ranks, alphas and modules are the file's; its chat template is
     saved again unless other chats are learned. Raises AdapterError if the model has no adapter, or

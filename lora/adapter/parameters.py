@@ -187,7 +187,7 @@ class Parameters:
         return [*self.buffers["m"], *self.buffers["v"], *self.own_leaves.values()]
 
     def part_of(self, name: str, array: np.ndarray) -> np.ndarray:
-        """The same as an array, in the tensor's shape."""
+        """A tensor's part of such an array, in the tensor's shape: a view."""
         t, first = self.tensors[name], self._starts[name]
         return array[first : first + t.n_elements].reshape(t.shape)
 

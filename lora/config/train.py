@@ -346,7 +346,7 @@ class TrainConfig(Settings):
         return self.batch * self.grad_accum
 
     def shortest(self, of_epoch: float, of_step: float) -> float:
-        """The length of the run, in whatever an epoch and a step have so much of: that of its
-        epochs, or of its steps where these end it before."""
+        """The length of the run in a unit of which an epoch has of_epoch, a step of_step. It ends
+        at the limit that is reached first, `epochs` or `max_steps`."""
         limits = (of_epoch * (self.epochs or 0), of_step * self.max_steps)
         return min((n for n in limits if n), default=of_epoch)

@@ -85,12 +85,12 @@ def corpus(
     once.
 
     A row is a text, a dict with the names of rows in files (docs/data.md), or one of
-    `pyggml.lora.data.records.rows`. All else is as of `read_corpus`, which also takes rows beside
-    files, as `Source(Path("name"), rows=rows)`.
+    `pyggml.lora.data.records.rows`. `read_corpus` says all else, and takes such rows beside files,
+    as `Source(Path("name"), rows=rows)`.
 
     held_out  rows to validate on; None: a share of the rows, config.val_split
-    purpose   of the objective's rows: `DPO.rows`
-    cache     gives the folder of large arrays; the tokens are not kept
+    purpose   what the objective reads, such as `DPO.rows`
+    cache     names the folder for large arrays; the tokens are not kept
     """
     source = Source(Path("rows"), rows=rows)
     apart = [] if held_out is None else [Source(Path("held_out"), rows=held_out)]

@@ -80,7 +80,7 @@ class Trainer(BoundRun):
             return self.is_done
 
     def rehearse(self) -> float:
-        """Seconds of a step after the first ones, of windows as long as the mean.
+        """The seconds that a step takes, after the first ones, with windows of mean length.
 
         Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
         """

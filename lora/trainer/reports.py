@@ -75,8 +75,8 @@ class StepReport(TallyReport):
 class ValidationReport(TallyReport):
     """Mean loss over the held-out windows after `step` steps.
 
-    margin: of a sample of what is held out, how far the loss of all of it may lie from this one,
-    with 95 %; None if all was read
+    margin: where only a sample of the held-out windows was read, the loss of all of them lies
+    within this distance of it with a probability of 95 %; None if all were read
     """
 
     step: int
@@ -125,7 +125,7 @@ class History:
 
     @property
     def n_averaged(self) -> int:
-        """Steps that each of `ends` is the mean of."""
+        """The number of steps over which each of `ends` is a mean."""
         return max(1, min(_ENDS, len(self.losses) // 2))
 
     def ends(self) -> tuple[float, float]:

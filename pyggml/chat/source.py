@@ -84,7 +84,7 @@ def template_metadata(template: ChatTemplate) -> dict[str, str | None]:
 
 
 def carried_metadata(path: Path) -> dict[str, str | None]:
-    """The same keys of a file that carries a template; none of one that carries none."""
+    """The keys by which this file carries a template, as `template_metadata` makes them, or {}."""
     with gguf.open(path) as file:
         return template_in(file)
 

@@ -60,11 +60,11 @@ def hyperparameters(
 
     n_ctx  tokens of its context
     tied   whether the embedding is the output matrix, where the architecture lets it be
-    keys   by their whole names, which stand as they are; those of another size count
+    keys   by their whole names: they are taken as given, and the others fit them
 
     Raises ConfigError for an unknown architecture, for one that has no sizes by the number of
-    parameters alone, for a number that a vocabulary of n_vocab leaves no layer to, and for keys
-    that nothing reads.
+    parameters alone, for so few parameters that the embedding of n_vocab tokens leaves none for a
+    layer, and for keys that nothing reads.
     """
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"architecture {architecture!r}: known are {', '.join(ARCHITECTURES)}")

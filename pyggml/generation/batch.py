@@ -222,7 +222,7 @@ class Batch:
         return sum(not slot.is_open for slot in self.slots)
 
     def is_long(self, n_tokens: int) -> bool:
-        """Whether so many tokens have the rotary factors of long sequences."""
+        """Whether a sequence of so many tokens takes the rotary factors for long ones."""
         return n_tokens > self.n_short
 
     def open(

@@ -12,7 +12,10 @@ _OF_ONE = _WANTED, lambda name: name is None or _IS_TYPE(name)
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Settings):
-    """Raises ConfigError with every setting that is out of range."""
+    """How much a sequence may hold, and how its cache keeps it.
+
+    Raises ConfigError with every setting that is out of range.
+    """
 
     cache_type: str = setting(
         "f16",
@@ -41,7 +44,7 @@ class Context(Settings):
 
     @property
     def cache_types(self) -> CacheType:
-        """Of keys and of values."""
+        """The types of keys and of values."""
         return self.cache_type_k or self.cache_type, self.cache_type_v or self.cache_type
 
     @property

@@ -65,7 +65,7 @@ class Follower:
         return np.pad(allowed, (0, n - len(allowed))).view(np.bool_)
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Tokens of the answer."""
+        """Follow tokens that the answer goes on with."""
         for i, token in enumerate(tokens):
             if not self._after:
                 self._settle()

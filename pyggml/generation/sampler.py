@@ -86,7 +86,7 @@ class Sampler:
         return other
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Tokens of the answer."""
+        """Note tokens that the answer goes on with."""
         self._note(tokens)
         if self.form is not None:
             self.form.accept(tokens)

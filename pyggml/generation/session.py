@@ -67,7 +67,7 @@ class Session:
 
     @property
     def n_bytes(self) -> int:
-        """Of its cache."""
+        """The size of its cache."""
         return self._batch.memory.n_bytes
 
     def feed(self, tokens: Tokens) -> np.ndarray:

@@ -54,7 +54,7 @@ class UpdateSize:
 
 
 def update_sizes(model: Model) -> list[UpdateSize]:
-    """Of each tensor that the model's adapters update, by their sum, in the order of the file.
+    """How much the model's adapters, added up, change each tensor; in the order of the file.
 
     Raises ConfigError for a model without adapters, NotFiniteError for numbers that are none.
     """
@@ -86,7 +86,9 @@ class WeightError:
 
 
 def weight_errors(base: Model, other: Model) -> list[WeightError]:
-    """Of each tensor of two files of one model, in the order of the first; adapters do not count.
+    """How far each tensor of a model lies from that of another file; adapters do not count.
+
+    They come in the order of the first file.
 
     Raises ConfigError for tensors that one of them lacks, or of other shapes; NotFiniteError for
     numbers that are none.
@@ -189,7 +191,9 @@ def compare_heads(base: Model, other: Model, ids: Ids) -> HeadDifference:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerDifference:
-    """Numbers of a base, of another model, of one shape, float64; NaN of both counts nowhere.
+    """What two models answer to one question: arrays float64 of one shape.
+
+    A place where both have NaN counts in none of these:
 
     error         ‖y' − y‖ / ‖y‖
     correlation   Pearson's; NaN of fewer than two numbers

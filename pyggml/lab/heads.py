@@ -143,7 +143,8 @@ def copying_score(model: Model, layer: int, head: int) -> float:
     """Σ λ / Σ |λ| of the eigenvalues of embedding · OV · unembedding (n_vocab, n_vocab): 1 for a
     head that raises the logits of what it reads, −1 for one that lowers them.
 
-    As in Elhage et al. 2021; of rank `size`, the eigenvalues are those of a matrix (size, size).
+    As in Elhage et al. 2021. The matrix has the rank of a head's size, so that its eigenvalues are
+    those of a matrix of that size.
     Raises ConfigError as `ov_circuit` does.
     """
     circuit = ov_circuit(model, layer, head)

@@ -35,13 +35,14 @@ _PASS = 512  # tokens that are computed at a time, if a window has no more
 
 
 def windows_of(model: Model, text: Text, n_window: int = 128) -> Iterator[np.ndarray]:
-    """Token ids (≤ n_window,) int32, window after window of a text, the last one maybe shorter.
+    """The windows of a text one after the other: token ids (n_window,) int32, the last maybe fewer.
 
-    Of strings and files each window starts with BOS where the vocabulary puts one before a text;
-    ids are cut as they are. A file is tokenised in pieces that end with a line, so that white space
-    there may get other tokens than in the whole. Raises ConfigError for a window outside
-    [2, the model's context], DataError for ids outside the vocabulary and for files that cannot be
-    read or are no UTF-8.
+    Each window of a string or a file starts with BOS where the vocabulary puts one before a text;
+    of ids that are given, none is added. A file is tokenised in pieces that end with a line, so
+    that white space there may get other tokens than in the whole.
+
+    Raises ConfigError for a window outside [2, the model's context], DataError for ids outside the
+    vocabulary and for files that cannot be read or are no UTF-8.
     """
     if not 2 <= n_window <= model.config.n_ctx:
         raise ConfigError(

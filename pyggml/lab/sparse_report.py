@@ -18,7 +18,8 @@ _GROUP = 4  # windows that share a pass
 
 @dataclass(frozen=True, slots=True)
 class CoderReport:
-    """Of n_tokens, the first of each window left out.
+    """How well a coder writes an activation, measured on n_tokens; the first of each window is
+    left out.
 
     l0          features above 0, a token
     explained   1 − Σ (y − ŷ)² / Σ (y − mean y)²
@@ -38,7 +39,7 @@ class CoderReport:
 
     @property
     def recovered(self) -> float:
-        """The share of what the loss rises by 0 in the activation's place that the coder saves."""
+        """1 where the coder leaves the loss as it is, 0 where it does no better than zeros."""
         return (self.loss_zero - self.loss_coder) / (self.loss_zero - self.loss)
 
     def __str__(self) -> str:

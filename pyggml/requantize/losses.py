@@ -55,7 +55,7 @@ class TensorLoss:
 
 @dataclass(frozen=True, slots=True)
 class PackingLosses:
-    """Those of all tensors that were updated or got another type, in the order of the file."""
+    """What was lost of each tensor that was updated or got another type, in the file's order."""
 
     tensors: Sequence[TensorLoss]
 

@@ -189,8 +189,10 @@ def _misfits(file: gguf.GGUFFile, importance: ImportanceMatrix | None) -> list[F
 def types_of(
     file: gguf.GGUFFile, file_type: str | None, has_importance: bool = False
 ) -> dict[str, DType]:
-    """The type of each tensor of a model in a file of this type; None: its own. Whether importance
-    lacks is not looked at. Raises QuantError and ModelError as `rewrite`."""
+    """The type of each tensor of a model in a file of this type; None: the type that it has.
+
+    No tensor is refused for want of importance. Raises QuantError and ModelError as `rewrite`.
+    """
     if file_type is None:
         return {name: info.dtype for name, info in file.tensors.items()}
     if file_type not in FILE_TYPES:

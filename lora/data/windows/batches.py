@@ -113,13 +113,13 @@ class Dataset:
         return int(np.count_nonzero(self.part(np.asarray(windows, np.int64)).targets()))
 
     def blocks(self) -> Iterator[Dataset]:
-        """All windows, some at a time, where they are: for passes over more than fits in memory."""
+        """All windows, part by part, as views: for passes over more than fits in memory."""
         n = max(BLOCK // (self.ctx + 1), 1)
         for first in range(0, len(self), n):
             yield self.part(slice(first, first + n))
 
     def n_computed(self, windows: Sequence[int] | np.ndarray | None = None) -> int:
-        """Tokens that a pass over these windows computes, or over all; padding is among them."""
+        """How many tokens a pass over these windows, or over all, computes; padding counts."""
         n = len(self) if windows is None else len(windows)
         if self.lengths is None:
             return n * self.ctx
@@ -241,7 +241,7 @@ class Corpus:
 
     @property
     def n_held_out(self) -> int:
-        """Documents; of a text, windows are."""
+        """How many documents are held out; of a text that is cut, windows are."""
         return sum(f.n_held_out for f in self.files)
 
     @property
