@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.formulas.expression import Expression, number, parts_of, rebuild, symbol
 from pyggml.formulas.numbers import numpy_function
-from pyggml.formulas.rows import KEPT, LENGTH, PARTNER, PLACE, Rows, reductions_in
+from pyggml.formulas.rows import KEPT, LENGTH, PLACE, Rows, reductions_in
 from pyggml.formulas.slopes import slope_of
 
 RESULT, GRADIENT = "y", "dy"
@@ -63,15 +63,10 @@ class Formula:
         """Whether a result has rows of numbers, not one number for each row."""
         return self.rows.differs(self.results[result])
 
-    @property
-    def numbers(self) -> list[str]:
-        """What an element may be made of: its numbers of sources, and those of its partner."""
-        return [*self.along, *map(PARTNER.format, self.along)]
-
     def reads(self, *values: Expression) -> list[str]:
-        """Which numbers of an element these are made of; besides, its place, what is kept of it."""
+        """Which numbers of an element these are made of: sources, its place, what is kept of it."""
         of_element = str(PLACE.value), str(KEPT.value)
-        return [s for s in (*self.numbers, *of_element) if s in _symbols(*values)]
+        return [s for s in (*self.along, *of_element) if s in _symbols(*values)]
 
     @property
     def picks(self) -> set[str]:
@@ -113,11 +108,6 @@ class Formula:
         new = {symbol(old): symbol(name) for old, name in names.items()}
         sources = tuple(names.get(s, s) for s in self.sources)
         return replace(self, sources=sources, results=tuple(rebuild(self.results, new)))
-
-    def taking(self, name: str, source: str, of: Formula) -> Formula:
-        """The same, by this name, of another formula's result in place of a source."""
-        whole = joint(name, (of, self.without(name, **{source: 0})))
-        return replace(whole, results=tuple(rebuild(self.results, {symbol(source): of.result})))
 
 
 @cache

@@ -23,7 +23,6 @@ NUMPY = Language(
         "erfc": "erfc({0})",
         "pick": "np.take_along_axis({0}, np.int64({1}), -1)",
         **dict.fromkeys(SUMS, "np.sum({0}, axis=-1, keepdims=True)"),
-        "partner": "np.roll({0}, np.shape({0})[-1] // 2, axis=-1)",
         "largest": "np.max({0}, axis=-1, keepdims=True)",
     },
     number=repr,

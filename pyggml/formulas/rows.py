@@ -18,7 +18,6 @@ from pyggml.formulas.slopes import slope_of
 LENGTH = symbol("n")  # how many elements a row has
 PLACE = symbol("place")  # of an element in its row, from 0
 KEPT = symbol("kept")  # what a pass before has stored where the result will be
-PARTNER = "{}_partner"  # the name of a source's number that belongs to an element's partner
 SUMS = "sum", "wide_sum"
 REDUCTIONS = *SUMS, "largest"
 
@@ -47,11 +46,6 @@ def largest(e: Operand) -> Expression:
 def pick(x: Expression, at: Operand) -> Expression:
     """The element of a source that stands at a place, which kernels keep inside of the row."""
     return Expression("pick", x, expression(at))
-
-
-def partner(e: Operand) -> Expression:
-    """What e is for an element's partner, which stands half a row away, as rotations pair them."""
-    return Expression("partner", expression(e))
 
 
 def reductions_in(*roots: Expression) -> list[Expression]:
@@ -91,8 +85,7 @@ class Rows:
     """Which numbers differ along a row: those made of these sources, outside of reductions."""
 
     def __init__(self, along: Collection[str]) -> None:
-        of_partners = map(PARTNER.format, along)
-        self._along = frozenset((*along, *of_partners, PLACE.value, KEPT.value))
+        self._along = frozenset((*along, PLACE.value, KEPT.value))
         self.differs = cache(self._differs)
 
     def _differs(self, e: Expression) -> bool:
@@ -136,15 +129,6 @@ class Rows:
             shares[one] = share if one.operation in SUMS else number(0)
             dx = dx + shares[one] * slope_of(one.operands[0], x)
         return dx
-
-    def of_sources(self, e: Expression, is_partner: bool = False) -> Expression:
-        """The same made of numbers alone: sources' own ones, and those of an element's partner."""
-        if e.operation == "partner":
-            return self.of_sources(e.operands[0], not is_partner)
-        is_partner = is_partner and self.differs(e)  # a row has one sum
-        if e.operation == "symbol":
-            return symbol(PARTNER.format(e.value)) if is_partner else e
-        return _made_of(e, (self.of_sources(o, is_partner) for o in e.operands))
 
     # -- passes -----------------------------------------------------------------------------------
 
@@ -193,7 +177,6 @@ class Rows:
         keeps: whether what is summed may be stored in between, where the one result will be
         """
         names: dict[Expression, Expression] = {}
-        results = [self.of_sources(e) for e in results]
         last, kept = [self._gather(e) for e in results], None
         keeps = keeps and sum(map(self.differs, results)) == 1
         left = {e: self._gather(e.operands[0]) for e in reductions_in(*results)}

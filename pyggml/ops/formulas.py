@@ -22,7 +22,7 @@ from pyggml.formulas.expression import (
     trunc,
     where,
 )
-from pyggml.formulas.rows import LENGTH, PLACE, largest, mean, partner, pick, total, wide_total
+from pyggml.formulas.rows import LENGTH, largest, mean, pick, total, wide_total
 
 LOWEST = -3e38  # no score; a device may lack -inf
 LEAST = 2.0**-126  # that a probability is taken to be in a logarithm: float32's least normal
@@ -204,21 +204,6 @@ def norm(x: Expression, *, eps: Expression) -> Expression:
 
 def l2_norm(x: Expression, *, eps: Expression) -> Expression:
     return x / maximum(sqrt(total(x * x)), eps)
-
-
-def turn(x: Expression, table: Expression) -> Expression:
-    """A head whose features are all turned, half a row apart; table: cosines, then sines."""
-    return _turn(x, table, 1)
-
-
-def turn_back(dy: Expression, table: Expression) -> Expression:
-    return _turn(dy, table, -1)
-
-
-def _turn(x: Expression, table: Expression, sign: int) -> Expression:
-    is_first = PLACE < 0.5 * LENGTH
-    cos, sin = where(is_first, table, partner(table)), where(is_first, partner(table), table)
-    return x * cos + where(is_first, -sign, sign) * sin * partner(x)
 
 
 def _exponentials(z: Expression, sink: Expression) -> tuple[Expression, Expression, Expression]:

@@ -29,7 +29,7 @@ from pyggml.graph.dtypes import F32
 from pyggml.jit import JIT
 from pyggml.kernels.formulas import PYTHON, code_of, loop_of
 from pyggml.kernels.rows import rows_text
-from pyggml.ops import OPS, formulas
+from pyggml.ops import OPS
 
 pytestmark = pytest.mark.quick
 X, Y = symbol("x"), symbol("y")
@@ -127,8 +127,7 @@ FUNCTIONS -= {"number", "symbol", "+", "*", "/", "<", "<=", *REDUCTIONS}
 
 @pytest.mark.parametrize("language", [NUMPY, PYTHON, WGSL])
 def test_a_device_has_all_functions(language):
-    of_rows = {*REDUCTIONS, "partner"}  # by row programs
-    assert language.functions.keys() - of_rows == FUNCTIONS
+    assert language.functions.keys() - {*REDUCTIONS} == FUNCTIONS
 
 
 def test_a_card_has_all_functions():
@@ -207,16 +206,3 @@ def test_what_a_row_is_made_of_is_computed_once():
         assert ("_kept" in text) == is_kept and text.count("exp32") == is_kept
         without = of.rows.passes(of.results)
         assert all(step.kept is None for step in without)
-
-
-@pytest.mark.parametrize("op, sign", [("rope_apply", 1), ("rope_apply_back", -1)])
-def test_a_head_is_turned_by_what_its_partners_give(op, sign, rng):
-    turn = formula(formulas.turn if sign > 0 else formulas.turn_back, tiled=("table",))
-    norm = OPS["rms_norm_mul"].formula
-    x, w, table = (rng.standard_normal(shape) for shape in ((2, 5, 3, 8), 8, (5, 2, 4)))
-    wanted = OPS[op].ref(norm(x, w, eps=0.1), table, neox=True, offset=0)
-    of_rows = np.repeat(np.tile(table.reshape(5, 1, 8), (2, 1, 1)), 3, axis=1).reshape(x.shape)
-    both = replace(turn.taking("both", "x" if sign > 0 else "dy", norm), tiled=())
-    np.testing.assert_allclose(both(x, w, of_rows, eps=0.1), wanted, rtol=1e-12)
-    *_, last = both.rows.passes(both.results)
-    assert both.reads(*last.values)[:6] == both.numbers

@@ -41,6 +41,8 @@ ON_A_CARD = (
     | {
         "mul_mat+scale",
         "out_prod+scale",
+        "rms_norm_mul+rope_apply",
+        "rope_apply_back+rms_norm_mul_back",
         "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext",
     }
 )

@@ -8,18 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four
 from pyggml.backends.cuda.code.jit import device
-from pyggml.backends.cuda.code.warp import ALL, warp_sum
+from pyggml.backends.cuda.ops.norm.norm_rope import HEAD, angles, normed_and_turned
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph.dtypes import F16
 from pyggml.graph.tensor import Tensor
 
 _FOUR = 4  # numbers of a lane
-_HEAD, _PAIRS = 128, 64
-_SIZE = np.float32(_HEAD)
 
 
 class Token(NamedTuple):
@@ -49,40 +46,7 @@ class Token(NamedTuple):
 
 def serves(head_size: int, n_pairs: int, *sources: Tensor) -> bool:
     """Whether all pairs of a head are turned, and all lies well."""
-    return HAS_PTX and head_size == _HEAD and 2 * n_pairs == _HEAD and lies_in_fours(*sources)
-
-
-@device
-def _angles(table):
-    """(cosines, sines) of the lane's four features."""
-    at = 4 * cuda.threadIdx.x & (_PAIRS - 1)
-    return load_four(table, at), load_four(table, at + _PAIRS)
-
-
-@device
-def _rotate(v, cos, sin):
-    """The lane's four features of a head, turned."""
-    # Of 64 bits, Numba's own choice, a whole number becomes a float32 slowly.
-    s = np.float32(np.int32(2 * (cuda.threadIdx.x >> 4 & 1) - 1))
-    return (
-        v[0] * cos[0] + s * sin[0] * cuda.shfl_xor_sync(ALL, v[0], 16),
-        v[1] * cos[1] + s * sin[1] * cuda.shfl_xor_sync(ALL, v[1], 16),
-        v[2] * cos[2] + s * sin[2] * cuda.shfl_xor_sync(ALL, v[2], 16),
-        v[3] * cos[3] + s * sin[3] * cuda.shfl_xor_sync(ALL, v[3], 16),
-    )
-
-
-@device
-def _dot(p, q):
-    return warp_sum(p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3])
-
-
-@device
-def _normed_and_turned(p, weight, cos, sin, eps):
-    """The lane's four features of a head, normalised and turned."""
-    r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
-    v = p[0] * r * weight[0], p[1] * r * weight[1], p[2] * r * weight[2], p[3] * r * weight[3]
-    return _rotate(v, cos, sin)
+    return HAS_PTX and head_size == HEAD and 2 * n_pairs == HEAD and lies_in_fours(*sources)
 
 
 @device
@@ -98,11 +62,11 @@ def _four_of(held, at):
 @device
 def _read(own, token, key_head):
     c = _FOUR * (cuda.threadIdx.x & 31)
-    at = key_head * _HEAD + c
+    at = key_head * HEAD + c
     _put(own, 0, load_four(token.k, at))
     _put(own, _FOUR, load_four(token.v, at))
     of_q, of_k = token.weights
-    turns = _angles(token.table), load_four(of_q, c), load_four(of_k, c)
+    turns = angles(token.table, 0, 1, 1), load_four(of_q, c), load_four(of_k, c)
     return token.ids[0], turns
 
 
@@ -113,8 +77,8 @@ def _keep(own, token, row, key_head, writes):
     if not 0 <= row < token.n_rows:
         cuda.atomic.max(token.fault[0], 0, token.fault[1])
     else:
-        heads = token.k.size // _HEAD
-        at = (np.int64(row) * heads + key_head) * _HEAD + _FOUR * (cuda.threadIdx.x & 31)
+        heads = token.k.size // HEAD
+        at = (np.int64(row) * heads + key_head) * HEAD + _FOUR * (cuda.threadIdx.x & 31)
         for i in range(_FOUR):
             token.k_cache[np.uint64(at + i)] = own[i]
             token.v_cache[np.uint64(at + i)] = own[_FOUR + i]
@@ -152,8 +116,8 @@ def of_token(key_type: str, n_together: int, batch: int) -> tuple[Any, Any, Any,
         (cos, sin), of_q, of_k = turns
         for g in range(n_together):
             q = _four_of(held, _FOUR * g)
-            _put(held, _FOUR * g, _normed_and_turned(q, of_q, cos, sin, token.eps[0]))
-        _put(own, 0, _normed_and_turned(_four_of(own, 0), of_k, cos, sin, token.eps[1]))
+            _put(held, _FOUR * g, normed_and_turned(q, of_q, cos, sin, token.eps[0]))
+        _put(own, 0, normed_and_turned(_four_of(own, 0), of_k, cos, sin, token.eps[1]))
         for i in range(2 * _FOUR):
             own[i] = round_to_half(own[i])
 

@@ -2,7 +2,7 @@
 
 Where a row is held, it is read once: each thread has it in registers, in fours. A source that no
 reduction reads is loaded where the results are stored. Rows that are not held are read once for
-each pass. The numbers of partners are held, so that a result may lie where a source did.
+each pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,25 +15,27 @@ from pyggml.backends.cuda.code import fours
 from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import EXACT, NAMES
 from pyggml.backends.cuda.code.jit import kernel
-from pyggml.backends.cuda.code.warp import sync_warp
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import THREADS
 from pyggml.formulas.expression import Expression, number, rebuild, symbol
 from pyggml.formulas.formula import Formula
-from pyggml.formulas.rows import PARTNER, SUMS, Pass
+from pyggml.formulas.rows import SUMS, Pass
 from pyggml.formulas.text import define
 
 _NAMES = {**NAMES, "cuda": cuda, "np": np, "THREADS": THREADS, "__name__": __name__}
-_NAMES |= {f.__name__: f for f in (block_max, block_sum, first_row, rows_apart, sync_warp)}
+_NAMES |= {f.__name__: f for f in (block_max, block_sum, first_row, rows_apart)}
 _NAMES |= {name: getattr(fours, name) for name in ("load_four", "load_four_bf16", "store_four")}
 _NAMES |= {"put_four_bf16": fours.put_four_bf16}
 _START = {"sum": "f4(0)", "wide_sum": "np.float64(0)", "largest": "f4(-np.inf)"}
 _ADD = dict.fromkeys(SUMS, "{0} += {1}") | {"largest": "{0} = max({0}, {1})"}
 _JOIN = {"sum": "block_sum({0}, parts)", "largest": "block_max({0}, parts)"}
 _JOIN |= {"wide_sum": "f4(block_sum({0}, wide_parts))"}
-_AXES = (  # a division of 32 bits takes a fifth of the time
-    "of_q, q = np.uint32(np.uint32(row) // axes[2]), np.uint32(np.uint32(row) % axes[2])",
-    "b, h = np.uint32(of_q // axes[1]), np.uint32(of_q % axes[1])",
+_AXES = (
+    "b, h = row // (axes[1] * axes[2]), row // axes[2] % axes[1]",
+    "q = row % axes[2]",
+)
+_TILE = (
+    "{0}_row = ((b % {0}_axes[0]) * {0}_axes[1] + h % {0}_axes[1]) * {0}_axes[2] + q % {0}_axes[2]"
 )
 _IS_THERE = (
     "if cuda.threadIdx.x == 0 and not f4(0) <= {0} < f4(size):",
@@ -47,14 +49,12 @@ class Row(NamedTuple):
     fours    that a thread holds; 0 if rows are not held
     in_bf16  names of the results, y0 and so on, and of the arrays that are BF16; of rows held
     loads    sources that are sums of two arrays: their names
-    repeats  of each source that is repeated over three axes of rows: which it has more than once
     """
 
     formula: Formula
     fours: int = 0
     in_bf16: frozenset[str] = frozenset()
     loads: tuple[tuple[str, tuple[str, str]], ...] = ()
-    repeats: tuple[tuple[bool, ...], ...] = ()
 
     @property
     def results(self) -> list[str]:
@@ -68,10 +68,7 @@ class Row(NamedTuple):
         return dict(self.loads).get(source, (source,))
 
     def place(self, source: str, at: str) -> str:
-        """Where element `at` of a row lies, or its partner."""
-        own = _own(source)
-        if own != source:
-            source, at = own, f"({at} + half if {at} < half else {at} - half)"
+        """Where element `at` of a row lies."""
         if source in self.formula.tiled:
             return f"{source}_row * size + {at}"
         return at if source in self.formula.shared else f"at + {at}"
@@ -92,10 +89,8 @@ def row_kernel(row: Row) -> Any:
     named = [f"_{name}" for name in (*row.results, *arrays)]  # a source's own name is its element's
     passes = list(of.rows.passes(of.results))
     read = of.reads(*(value for step in passes[:-1] for value in step.values))
-    stored = of.reads(*passes[-1].values)
-    held = [s for s in of.numbers if s in read or (s in stored and s != _own(s))]
-    held = held if row.fours else []
-    body = [*_AXES, *map(_tile, of.tiled, row.repeats)] if of.tiled else []
+    held = [s for s in read if s in of.along] if row.fours else []
+    body = [*_AXES, *(_TILE.format(s) for s in of.tiled)] if of.tiled else []
     body += [
         f"{s} = f4(_{s}[{f'{s}_row' if s in of.tiled else f'row % _{s}.size'}])" for s in of.single
     ]
@@ -109,27 +104,13 @@ def row_kernel(row: Row) -> Any:
         "    parts = cuda.shared.array(THREADS, np.float32)",
         *("    wide_parts = cuda.shared.array(THREADS, np.float64)" for _ in range(is_wide)),
         *(f"    {s}_held = cuda.local.array({4 * row.fours}, np.float32)" for s in held),
-        "    n, half = f4(size), size >> 1",
+        "    n = f4(size)",
         f"    n_rows = _{row.arrays_of(of.along[0])[0]}.size // size",
         "    for row in range(first_row(), n_rows, rows_apart()):",
         "        at = row * size",
         *(f"        {line}" for line in body),
     ]
     return kernel(define("\n".join(text), f"{of.name}_rows", _NAMES))
-
-
-def _own(name: str) -> str:
-    """The source of a number: of an element's own one, or of its partner's."""
-    return name.removesuffix(PARTNER.format(""))
-
-
-def _tile(source: str, repeats: Sequence[bool]) -> str:
-    """A source's row for these axes."""
-    at = "0"
-    for i, axis in enumerate("bhq"):
-        size = f"{source}_axes[{i}]"
-        at = f"({at} * {size} + {axis} % {size})" if repeats[i] else at
-    return f"{source}_row = np.int64({at})"
 
 
 def _lines(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
@@ -169,7 +150,7 @@ def _element(row: Row, step: Pass, names: Mapping[str, str]) -> Iterator[str]:
 def _strided_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
     yield "for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):"
     names = {y: f"_{y}[at + i]" for y in row.results}
-    names |= {s: f"_{_own(s)}[{row.place(s, 'i')}]" for s in row.formula.numbers}
+    names |= {s: f"_{s}[{row.place(s, 'i')}]" for s in row.formula.along}
     names["place"] = "f4(np.int32(i))"
     yield from (f"    {line}" for line in _element(row, step, names))
 
@@ -185,7 +166,7 @@ _EACH_FOUR = (
 def _load(row: Row, source: str) -> list[str]:
     """Statements that make source_0 to source_3 the four numbers from place j on."""
     lines = []
-    for name, array in zip(("", "more_"), row.arrays_of(_own(source)), strict=False):
+    for name, array in zip(("", "more_"), row.arrays_of(source), strict=False):
         of = ", ".join(f"{name}{source}_{i}" for i in range(4))
         load = "load_four_bf16" if array in row.in_bf16 else "load_four"
         lines.append(f"{of} = {load}(_{array}, {row.place(source, 'j')})")
@@ -202,14 +183,12 @@ def _reads(row: Row, held: Sequence[str]) -> Iterator[str]:
     yield "    if j < size:"
     yield from (f"        {line}" for s in held for line in _load(row, s))
     yield from (f"    {s}_held[4 * four + {i}] = {s}_{i}" for s in held for i in range(4))
-    if any(s != _own(s) for s in held):
-        yield "sync_warp()"
 
 
 def _held_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
     """A pass over what a thread holds: behind the end of a row as well, where that adds nothing."""
     here = {s: f"{s}_held[i]" for s in held} | {"place": "f4(np.int32(j + (i & 3)))"}
-    zero = {symbol(s): number(0) for s in row.formula.numbers}
+    zero = {symbol(s): number(0) for s in row.formula.along}
     adds_nothing = all(value is number(0) for value in rebuild(step.values, zero))
     only_sums = all(how in SUMS for how, _ in step.sums)
     if step.sums and adds_nothing and only_sums:

@@ -61,12 +61,10 @@ def rows_call(
     fours = _fours(n) if vectorizable(*rows) else 0
     in_bf16 = {name for name, a in arrays.items() if a.dtype == BF16.numpy}
     assert fours or not (in_bf16 or loads)
-    tiled = of.tiled and (of.along[0], *of.tiled)
-    of_source = dict(zip(of.sources, axes, strict=True)) if tiled else {}
-    tiles = [tuple(np.uint32(a) for a in of_source[s]) for s in tiled]
-    repeats = tuple(tuple(bool(a > 1) for a in three) for three in tiles[1:])
-    run = row_kernel(Row(of, fours, frozenset(in_bf16), loads, repeats))
+    run = row_kernel(Row(of, fours, frozenset(in_bf16), loads))
     settings = [np.float32(site.node.params[name]) for name in of.settings]
+    of_source = {s: tuple(np.int64(a) for a in x) for s, x in zip(of.sources, axes, strict=False)}
+    tiles = [of_source[s] for s in (of.along[0], *of.tiled)] if of.tiled else []
     fault = target_fault(site, n) if of.picks else ()
     first = dict(loads).get(of.along[0], (of.along[0],))[0]
     n_rows = arrays[first].size // n

@@ -1,38 +1,139 @@
 """RMS norm of heads and their rotation in one kernel, as Qwen 3 has them; and their gradients.
 
-Each is one formula composed of two. Heads and gradients are F32 or BF16.
+A warp has heads of 128 features, a lane four neighbours of each. The other feature of a pair (j and
+j + 64) is with the lane 16 further, or 16 before. Heads of one token share its angles. Heads and
+gradients are F32 or BF16.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.code.fours import lies_in_fours
-from pyggml.backends.cuda.ops.norm.by_row import holds_rows, rows_call
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.blocks import first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, storer
+from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.code.warp import ALL, warp_sum
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
-from pyggml.formulas.formula import Formula, formula
+from pyggml.backends.cuda.runtime.launches import per_rows
+from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import Memory
 from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor, leaf
-from pyggml.ops import formulas, rms_norm_mul, rope_table
+from pyggml.ops import rms_norm_mul, rope_table
 from pyggml.ops.attention.rope import rope_apply, rope_apply_back
-from pyggml.ops.norm.norm_mul import RMS_NORM_MUL, RMS_NORM_MUL_BACK, rms_norm_mul_back
+from pyggml.ops.norm.norm_mul import rms_norm_mul_back
 
-assert RMS_NORM_MUL.formula is not None and RMS_NORM_MUL_BACK.formula is not None
-_TURN, _BACK = (formula(f, tiled=("table",)) for f in (formulas.turn, formulas.turn_back))
-_NORM_TURN = _TURN.taking("norm_turn", "x", RMS_NORM_MUL.formula)
-_TURN_NORM_BACK = RMS_NORM_MUL_BACK.formula.taking("turn_norm_back", "dy", _BACK)
+HEAD, PAIRS = 128, 64
+_SIZE = np.float32(HEAD)
+
+
+@device
+def angles(table, head, n_heads, n_tokens):
+    """(cosines, sines) of the lane's four features, for the token of a head."""
+    at = 2 * (head // n_heads % n_tokens) * PAIRS + (4 * cuda.threadIdx.x & (PAIRS - 1))
+    return load_four(table, at), load_four(table, at + PAIRS)
+
+
+@device
+def _rotate(v, cos, sin, sign):
+    """The lane's four features of a head, turned; sign −1 turns back."""
+    # Of 64 bits, Numba's own choice, a whole number becomes a float32 slowly.
+    s = sign * np.float32(np.int32(2 * (cuda.threadIdx.x >> 4 & 1) - 1))
+    return (
+        v[0] * cos[0] + s * sin[0] * cuda.shfl_xor_sync(ALL, v[0], 16),
+        v[1] * cos[1] + s * sin[1] * cuda.shfl_xor_sync(ALL, v[1], 16),
+        v[2] * cos[2] + s * sin[2] * cuda.shfl_xor_sync(ALL, v[2], 16),
+        v[3] * cos[3] + s * sin[3] * cuda.shfl_xor_sync(ALL, v[3], 16),
+    )
+
+
+@device
+def _dot(p, q):
+    return warp_sum(p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3])
+
+
+@device
+def normed_and_turned(p, weight, cos, sin, eps):
+    """The lane's four features of a head, normalised and turned."""
+    r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
+    v = p[0] * r * weight[0], p[1] * r * weight[1], p[2] * r * weight[2], p[3] * r * weight[3]
+    return _rotate(v, cos, sin, ONE)
+
+
+@device
+def _hold(held, i, four):
+    held[i, 0], held[i, 1], held[i, 2], held[i, 3] = four
+
+
+@device
+def _four(held, i):
+    return held[i, 0], held[i, 1], held[i, 2], held[i, 3]
+
+
+@cache
+def _norm_turn(x_in_bf16: bool, out_in_bf16: bool, together: int) -> Any:
+    load, store, of_heads = loader(x_in_bf16), storer(out_in_bf16), (together, 4)
+
+    @kernel
+    def norm_turn(out, x, w, table, n_heads, n_tokens, eps):
+        heads = cuda.local.array(of_heads, np.float32)
+        weight = load_four(w, 4 * cuda.threadIdx.x)
+        for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
+            first = group * together * HEAD + 4 * cuda.threadIdx.x
+            cos, sin = angles(table, group * together, n_heads, n_tokens)
+            for i in range(together):
+                _hold(heads, i, load(x, first + i * HEAD))
+            for i in range(together):
+                v = normed_and_turned(_four(heads, i), weight, cos, sin, eps)
+                store(out, first + i * HEAD, v[0], v[1], v[2], v[3])
+
+    return norm_turn
+
+
+@cache
+def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, together: int) -> Any:
+    load_x, load_dy, store = loader(x_in_bf16), loader(dy_in_bf16), storer(dx_in_bf16)
+    of_heads = together, 4
+
+    @kernel
+    def turn_norm_back(dx, x, w, dy, table, n_heads, n_tokens, eps):
+        heads = cuda.local.array(of_heads, np.float32)
+        slopes = cuda.local.array(of_heads, np.float32)
+        weight = load_four(w, 4 * cuda.threadIdx.x)
+        for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
+            first = group * together * HEAD + 4 * cuda.threadIdx.x
+            cos, sin = angles(table, group * together, n_heads, n_tokens)
+            for i in range(together):
+                _hold(heads, i, load_x(x, first + i * HEAD))
+                _hold(slopes, i, load_dy(dy, first + i * HEAD))
+            for i in range(together):
+                p, v = _four(heads, i), _rotate(_four(slopes, i), cos, sin, -ONE)
+                v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
+                r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
+                b = r * r * r * _dot(p, v) / _SIZE
+                store(
+                    dx, first + i * HEAD, r * v[0] - b * p[0], r * v[1] - b * p[1],
+                    r * v[2] - b * p[2], r * v[3] - b * p[3],
+                )  # fmt: skip
+
+    return turn_norm_back
 
 
 def _are_whole(norm: Tensor, rope: Tensor, *others: Tensor) -> bool:
-    """Whether all pairs of heads are turned, each half of fours, and all sources lie well."""
-    n, table = rope.shape[-1], rope.src[1]
-    whole = rope.params["neox"] and 2 * table.shape[2] == n == norm.shape[-1] and n % 8 == 0
-    return whole and holds_rows(norm) and lies_in_fours(table, *others)
+    """Whether all pairs of heads of 128 are turned, and all sources lie well."""
+    table = rope.src[1]
+    whole = rope.params["neox"] and not rope.params["offset"] and table.shape[2] == PAIRS
+    is_head = rope.shape[-1] == norm.shape[-1] == HEAD
+    return HAS_PTX and whole and is_head and lies_in_fours(table, *others)
 
 
 def _norms_first(m: Match, compute: Compute) -> bool:
@@ -43,30 +144,38 @@ def _turns_first(m: Match, compute: Compute) -> bool:
     return not m.is_read(m.turned) and _are_whole(m.back, m.turned, m.dy, m.x, m.w)
 
 
-def _call(of: Formula, norm: CudaSite, rope: CudaSite, out: CudaSite, **arrays: Any) -> Call:
-    """Of the formula's sources, where the rows are heads of tokens."""
-    n_tokens, n_heads, n = rope.node.shape[-3:]
-    heads = rope.node.n_elements // (n_tokens * n_heads * n), n_tokens, n_heads
-    axes = [(1, n_tokens, 1) if s == "table" else heads for s in of.sources]
-    return rows_call(of, norm, n, [out.out], [arrays[s] for s in of.sources], axes=axes)
+def _together(x: Tensor) -> int:
+    """Heads of a warp: all of one token."""
+    return next(n for n in (4, 2, 1) if x.shape[-2] % n == 0)
+
+
+def _sizes(x: Tensor, table: Tensor) -> tuple[int, int]:
+    return x.shape[-2], table.shape[0]
 
 
 def _bind_forward(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     norm, rope = sites
-    x, w = norm.src
-    return _call(_NORM_TURN, norm, rope, rope, x=x, w=w, table=rope.src[1])
+    arrays = rope.out, *norm.src, rope.src[1]
+    together, of_table = _together(rope.node), _sizes(*rope.node.src)
+    n_rows = rope.node.n_elements // (HEAD * together)
+    run = _norm_turn(*(t.dtype is BF16 for t in (norm.node.src[0], rope.node)), together)
+    return per_rows(run, n_rows, HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
 
 
 def _bind_backward(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     rope, back = sites
     (x, w, _), (dy, table) = back.src, rope.src
-    return _call(_TURN_NORM_BACK, back, rope, back, x=x, w=w, dy=dy, table=table)
+    together, of_table = _together(rope.node), _sizes(*rope.node.src)
+    n_rows, arrays = back.node.n_elements // (HEAD * together), (back.out, x, w, dy, table)
+    tensors = back.node.src[0], rope.node.src[0], back.node
+    run = _turn_norm_back(*(t.dtype is BF16 for t in tensors), together)
+    return per_rows(run, n_rows, HEAD, back.stream, *arrays, *of_table, *back.scalars)
 
 
 def _sample(rng: np.random.Generator) -> Graph:
     """The norm of heads, turned, and the gradient of both."""
-    x, w, dy = drawn(rng, 2, 5, 3, 16), drawn(rng, 16), drawn(rng, 2, 5, 3, 16)
-    table = rope_table(leaf(np.array([0, 1, 5, 2, 9], np.int32)), n_dims=16, mode="neox")
+    x, w, dy = drawn(rng, 5, 3, HEAD), drawn(rng, HEAD), drawn(rng, 5, 3, HEAD)
+    table = rope_table(leaf(np.array([0, 1, 5, 2, 9], np.int32)), n_dims=HEAD, mode="neox")
     turned = rope_apply(rms_norm_mul(x, w, eps=1e-3), table, "neox")
     back = rms_norm_mul_back(x, w, rope_apply_back(dy, table, "neox"), eps=1e-3)
     return Graph.of(turned, back)
