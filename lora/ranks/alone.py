@@ -21,6 +21,7 @@ class Ranks:
     on_host     number of this process among those on its host, from 0
     launcher    the words before a command line that start such a group
     leaves_time whether a rank that is told to end has the time for the step under way
+    limit       seconds for which a rank waits for others
     """
 
     rank: int = 0
@@ -29,6 +30,7 @@ class Ranks:
     on_host: int = 0
     launcher: Sequence[str] = ()
     leaves_time: bool = True
+    limit: float = 1800.0
 
     @property
     def is_first(self) -> bool:
@@ -37,6 +39,7 @@ class Ranks:
 
     def wait_at_most(self, seconds: float) -> None:
         """Have a wait for other ranks that takes longer end in RankLostError."""
+        self.limit = seconds
 
     def share(self, n: int) -> range:
         """This rank's of n batches: consecutive ones, the first rank has the first."""

@@ -4,12 +4,16 @@ import json
 import platform
 import warnings
 from collections import Counter
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from pyggml.backends import Backend, Links
 from pyggml.errors import DeviceError
-from pyggml.lora.ranks.alone import Ranks
+from pyggml.lora.ranks.alone import RankLostError, Ranks
 from pyggml.runtime import Devices
 
+_LOOK = 0.1  # seconds between two looks at the other ranks
 _SEVERAL = "its blocks are on several devices"
 
 
@@ -32,8 +36,36 @@ def links_to_ranks(devices: Devices, ranks: Ranks) -> tuple[Backend, Links] | No
         warnings.warn(f"gradients go through the host: {why}", RuntimeWarning, stacklevel=2)
     if why or links is None:
         return None
-    links.join(told[0][-1], ranks.rank, ranks.size)
+    _join(links, told[0][-1], ranks)
     return cards[0], links
+
+
+def _join(links: Links, word: str, ranks: Ranks) -> None:
+    """Join the links, which ends when all ranks have: in a thread, to look after these meanwhile.
+
+    Raises RankLostError if one has ended or does not come, and what the links raise.
+    """
+    ended = SimpleQueue[Exception | None]()
+
+    def join() -> None:
+        try:
+            links.join(word, ranks.rank, ranks.size)
+        except Exception as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    Thread(target=join, daemon=True).start()
+    waited = 0.0  # a process that was stopped for long counts one look
+    while waited < ranks.limit:
+        with suppress(Empty):
+            if (error := ended.get(timeout=_LOOK)) is not None:
+                raise error
+            return
+        waited += _LOOK
+        ranks.look()
+    why = f"of {ranks.limit:g} s has passed and not all cards are joined: a rank hangs"
+    raise RankLostError([("rank_timeout", why)])
 
 
 def _why_not(told: list[tuple[str, str, str]]) -> str:

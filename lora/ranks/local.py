@@ -44,7 +44,7 @@ class LocalRanks(ExchangingRanks):
         self.rank = self.on_host = rank
         self.size = self.n_beside = len(sockets) + 1
         self._sockets, self._helpers = sockets, dict(helpers or {})
-        self._limit, self._gone = 1800.0, set[int]()
+        self._gone = set[int]()
         for each in sockets.values():
             each.setblocking(False)
 
@@ -57,9 +57,6 @@ class LocalRanks(ExchangingRanks):
     @property
     def is_first(self) -> bool:
         return self._gone.issuperset(range(self.rank))
-
-    def wait_at_most(self, seconds: float) -> None:
-        self._limit = seconds
 
     def look(self) -> None:
         for rank, each in self._sockets.items():
@@ -105,7 +102,7 @@ class LocalRanks(ExchangingRanks):
         """Send and receive all of these at once, after a while asleep where no byte can move."""
         until = time.perf_counter() + _AWAKE
         idle = 0  # seconds; a process that was stopped for long counts one
-        while idle < self._limit:
+        while idle < self.limit:
             waiting = select.poll()
             for rank, each in self._sockets.items():
                 try:
@@ -123,7 +120,7 @@ class LocalRanks(ExchangingRanks):
                 continue
             idle = 0 if waiting.poll(1000 * _LOOK) else idle + _LOOK
         absent = [f"rank {rank}" for rank in self._sockets if coming[rank] or going[rank]]
-        fault = f"of {self._limit:g} s has passed without {first_names(absent, 3)}: it hangs"
+        fault = f"of {self.limit:g} s has passed without {first_names(absent, 3)}: it hangs"
         raise RankLostError([("rank_timeout", fault)])
 
     def _lost(self, rank: int) -> RankLostError:

@@ -21,14 +21,15 @@ _SHARE = 1 / 16  # of what it was waited for so far
 
 
 class MpiRanks(ExchangingRanks):
-    """All processes of MPI.COMM_WORLD."""
+    """All processes of MPI.COMM_WORLD. launcher: the words that start them, without their
+    number."""
 
     leaves_time = False
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: Sequence[str] = ("mpiexec",)) -> None:
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
-        self.launcher, self._roll = ("mpiexec", "-n", str(self.size)), Roll(self._comm)
+        self.launcher, self._roll = (*launcher, "-n", str(self.size)), Roll(self._comm)
         host = MPI.Get_processor_name()
         here = f"{host} {_processors()}"
         everywhere = self._texts(here)
@@ -41,6 +42,7 @@ class MpiRanks(ExchangingRanks):
         return self.rank == self._roll.speaker
 
     def wait_at_most(self, seconds: float) -> None:
+        super().wait_at_most(seconds)
         self._roll.limit = seconds
 
     def abort(self, code: int) -> None:

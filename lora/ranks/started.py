@@ -8,13 +8,13 @@ from pyggml.lora.ranks.alone import ALONE, Ranks
 from pyggml.lora.ranks.local import group_of_process
 
 # What a launcher puts into the environment: the number of processes. Slurm sets its own for every
-# job; the second name tells that it also started this process for MPI.
+# job; the second name tells that it also started this process for MPI. And the launcher's words.
 _SIZES = (
-    ("OMPI_COMM_WORLD_SIZE", None),  # Open MPI
-    ("PMI_SIZE", None),  # MPICH, Intel MPI
-    ("MV2_COMM_WORLD_SIZE", None),  # MVAPICH
-    ("SLURM_NTASKS", "PMIX_RANK"),
-    ("SLURM_NTASKS", "PMI_RANK"),
+    ("OMPI_COMM_WORLD_SIZE", None, "mpiexec"),  # Open MPI
+    ("PMI_SIZE", None, "mpiexec"),  # MPICH, Intel MPI
+    ("MV2_COMM_WORLD_SIZE", None, "mpiexec"),  # MVAPICH
+    ("SLURM_NTASKS", "PMIX_RANK", "srun --mpi=pmix"),
+    ("SLURM_NTASKS", "PMI_RANK", "srun --mpi=pmi2"),
 )
 
 
@@ -25,7 +25,7 @@ def ranks_of_process() -> Ranks:
     """
     if (local := group_of_process()) is not None:
         return local
-    name, size = _size()
+    name, size, launcher = _size()
     if size <= 1:
         return ALONE
     about = f"this is one of {size} processes ({name})"
@@ -34,7 +34,7 @@ def ranks_of_process() -> Ranks:
     except ImportError as error:
         wanted = how_to_install("mpi")
         raise PyggmlError(f"{about}, wanted mpi4py to join them ({error}): {wanted}") from None
-    ranks = MpiRanks()
+    ranks = MpiRanks(launcher.split())
     if ranks.size != size:
         raise PyggmlError(
             f"{about}, but mpi4py finds {ranks.size}: it was built for another MPI than that of "
@@ -48,10 +48,10 @@ def n_processes() -> int:
     return _size()[1]
 
 
-def _size() -> tuple[str, int]:
-    """The number of processes that a launcher has started, and the variable that says so."""
-    for name, beside in _SIZES:
+def _size() -> tuple[str, int, str]:
+    """The variable that says how many processes a launcher has started; how many; its words."""
+    for name, beside, launcher in _SIZES:
         value = os.environ.get(name, "")
         if value.isdecimal() and (beside is None or beside in os.environ):
-            return name, int(value)
-    return "", 1
+            return name, int(value), launcher
+    return "", 1, ""

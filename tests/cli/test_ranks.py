@@ -43,6 +43,21 @@ def test_ranks_write_the_adapter_of_one_process_also_when_interrupted(
     assert wanted
 
 
+def test_without_a_number_of_passes_each_rank_has_one(pyggml, tiny, text, tmp_path):
+    """Which is said, and what goes on with another number of ranks says it too."""
+    short = ("finetune", "-m", tiny, "-f", text, "--ctx", 16, "--max-steps", 2, "--no-report")
+    short += ("--compute", "f32", "--prompt", "th", "--cache-dir", tmp_path / "tokens")
+    bytes_of = []
+    for name, options in (("two", ("--ranks", 2)), ("one", ("--grad-accum", 2))):
+        ended = pyggml(*short, "-o", tmp_path / f"{name}.gguf", *options)
+        assert ended.code == 0, ended.err
+        bytes_of.append((tmp_path / f"{name}.gguf").read_bytes())
+        if name == "two":
+            said = "2 processes share the 2 passes of a step, as for --grad-accum 2"
+            assert ended.row("ranks") == said
+    assert bytes_of[0] == bytes_of[1]
+
+
 def test_a_fault_of_all_ranks_is_one_sentence(finetune):
     ended = finetune("a.gguf", "--ranks", 3)
     assert ended.code == 2 and ended.err.count("\n") == 1

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from socket import socketpair
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.ranks.alone import RankLostError
+from pyggml.lora.ranks.linked import links_to_ranks
 from pyggml.lora.ranks.local import LocalRanks
 from pyggml.lora.trainer.folder import newest
 from pyggml.lora.trainer.gradient import StepGradient
@@ -204,6 +205,31 @@ def summed(rank, card, steps):
             devices.gather(leaf)
             found.append(p.gradient[:N].copy())
     return found, moved
+
+
+def test_cards_that_are_not_all_joined_are_waited_for_so_long(groups):
+    """As where a rank hangs, or has ended, within the library that joins them."""
+
+    class NeverJoined(SocketLinks):
+        def join(self, word, rank, size):
+            Event().wait(30)
+
+    ways = groups(2)
+    first, second = (Devices([Card(way, f"card {way.rank}")]) for way in ways)
+    for devices in (first, second):
+        card = devices.backends[0]
+        card.links = lambda card=card: NeverJoined(card, card.group, card.place)
+
+    def hang(rank):
+        rank.wait_at_most(0.3 if rank.rank == 0 else 30)
+        with pytest.raises(RankLostError) as error:
+            links_to_ranks((first, second)[rank.rank], rank)
+        rank.close()
+        return str(error.value)
+
+    late, left = in_threads(hang, groups(2))
+    assert late.endswith("of 0.3 s has passed and not all cards are joined: a rank hangs")
+    assert left == "rank 0 has ended, and was not expected to"
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -150,6 +150,28 @@ def test_without_mpi4py_the_extra_is_named(launched, variables, monkeypatch):
         ranks_of_process()
 
 
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4", "SLURM_NTASKS": "4", "PMIX_RANK": "1"}, "mpiexec"),
+        ({"SLURM_NTASKS": "4", "PMIX_RANK": "1"}, "srun --mpi=pmix"),
+        ({"SLURM_NTASKS": "4", "PMI_RANK": "1"}, "srun --mpi=pmi2"),
+    ],
+    ids=str,
+)
+def test_what_resumes_a_run_is_what_has_started_it(launched, variables, wanted, monkeypatch):
+    class FourRanks:
+        size = 4
+
+        def __init__(self, launcher):
+            self.launcher = launcher
+
+    launched(**variables)
+    module = SimpleNamespace(MpiRanks=FourRanks)
+    monkeypatch.setitem(sys.modules, "pyggml.lora.ranks.mpi", module)
+    assert ranks_of_process().launcher == wanted.split()
+
+
 # -- real ranks -----------------------------------------------------------------------------------
 
 
@@ -304,9 +326,9 @@ def test_the_command_speaks_and_writes_once(tmp_path, capsys):
 def test_a_launcher_of_another_mpi_is_told_from_mpi4py_s(launched, monkeypatch):
     launched(OMPI_COMM_WORLD_SIZE="4")
     other = ModuleType("pyggml.lora.ranks.mpi")
-    other.MpiRanks = lambda: SimpleNamespace(size=1)
+    other.MpiRanks = lambda launcher: SimpleNamespace(size=1)
     monkeypatch.setitem(sys.modules, other.__name__, other)
     with pytest.raises(PyggmlError, match="one of 4 processes .*, but mpi4py finds 1: it was bui"):
         ranks_of_process()
-    other.MpiRanks = lambda: SimpleNamespace(size=4)
+    other.MpiRanks = lambda launcher: SimpleNamespace(size=4)
     assert ranks_of_process().size == 4

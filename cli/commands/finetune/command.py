@@ -106,6 +106,8 @@ def _train(
         given_again = {"config": config, **its, "resume": folder}
         if job.max_memory is not None:  # which would choose anew
             given_again |= memory_settings(job)
+        elif ranks.size > 1:  # another number of processes shall make the same passes
+            given_again["grad_accum"] = job.train.grad_accum
         again = words(of.params, given_again)
         return shlex.join([*ranks.launcher, *program(of.name or ""), *again])
 

@@ -156,7 +156,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
         job = replace(job, device=device_of_rank(job.device, ranks))
     base = _load(job, _compute(job))
     summary.say_model(base)
-    job = _within_context(job, base)
+    job = _with_passes(_within_context(job, base), ranks)
     told = job.reading.chat_template
     job, choice = with_template(job, base.tokenizer)
     trained = _attach(job, base)
@@ -184,7 +184,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     summary.say_places(trainer)
     summary.say_memory(trainer.reserve(), job.train)
     summary.say_steps(trainer, job.fixed)
-    summary.say_ranks(trainer, job.device)
+    summary.say_ranks(trainer, job.device, "grad_accum" in job.fixed)
     say_validation(trainer)
     return job, trainer, trained, prompt
 
@@ -196,6 +196,14 @@ def _within_context(job: Job, model: Model) -> Job:
         return job
     row("context", f"windows of {model.config.n_ctx} tokens, all that the model has, not of {ctx}")
     return replace(job, reading=replace(job.reading, ctx=model.config.n_ctx))
+
+
+def _with_passes(job: Job, ranks: Ranks) -> Job:
+    """With a pass of each step for each process, if the user gave no number of passes."""
+    c = job.train
+    if "grad_accum" in job.fixed or c.step_in_backward or c.grad_accum >= ranks.size:
+        return job
+    return replace(job, train=replace(c, grad_accum=ranks.size))
 
 
 def _with_rate(job: Job, trained: Trained) -> Job:

@@ -196,6 +196,8 @@ def say_places(trainer: Trainer) -> None:
     model = trainer.model
     if model.placement is not None:
         row("layers", str(model.placement))
+        if (overlap := trainer.passes.overlap) is not None:
+            row("", overlap)
     if (streaming := model.streaming) is not None:
         row("streamed", str(streaming))
         training = trainer.passes.training
@@ -272,13 +274,17 @@ def _defaults_of(trainer: Trainer, fixed: Collection[str]) -> list[str]:
     ]
 
 
-def say_ranks(trainer: Trainer, device: str) -> None:
-    """Print how many ranks share a step, and the device of each that has one. All ranks call it."""
+def say_ranks(trainer: Trainer, device: str, is_given: bool) -> None:
+    """Print how many ranks share a step, and the device of each that has one. All ranks call it.
+
+    is_given: whether the user gave the number of passes
+    """
     ranks = trainer.ranks
     if ranks.size == 1:
         return
     passes = plural(trainer.config.grad_accum, "pass", "passes")
-    row("ranks", f"{ranks.size} processes share the {passes} of a step")
+    why = "" if is_given else f", as for --grad-accum {trainer.config.grad_accum}"
+    row("ranks", f"{ranks.size} processes share the {passes} of a step{why}")
     devices = ranks.texts(device)
     if any(d != "cpu" for d in devices):
         row("", ", ".join(f"rank {i} on {d}" for i, d in enumerate(devices)))
