@@ -76,8 +76,8 @@ DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
             "type": Shares(),
             "metavar": "A,B",
             "aliases": ["tensor-split"],
-            "help": "the share of these blocks that each of several devices has, such as 3,1  "
-            "[default: as much as each has free]",
+            "help": "the share of these blocks that each of several devices has, such as 3,1; "
+            "1,1,1,1 of two gives them blocks in turns  [default: as much as each has free]",
         },
     ),
     "stream_weights": (

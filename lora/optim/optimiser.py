@@ -12,10 +12,11 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.op import Op
-from pyggml.graph.tensor import Tensor, leaf, zeros
+from pyggml.graph.tensor import Tensor, zeros
 from pyggml.jit import compile_for
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
+from pyggml.lora.optim.gathered import Gathered, gathered
 from pyggml.ops import clip_norm, opt_step_half
 from pyggml.ops.arithmetic.dropout import DRAW, draw_words
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
@@ -81,15 +82,14 @@ class FlatOptimiser(ABC):
     def clip(self) -> float:
         """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
         clip, *_ = self._programs
-        parts = self.parameters.buffers["gradient"]
-        if len(parts) > 1:
-            self._devices.gather(*parts)
+        if self._gathered is not None:
+            self._gathered.collect()
         clip()
         (norm,) = clip.schedule.graph.outputs
         length = float(clip.read(norm)[0])
-        if len(parts) > 1 and self.config.clip and length >= np.float32(self.config.clip):
-            for part in parts:
-                self._devices.note_change(part, self._devices.host)
+        is_clipped = self.config.clip and length >= np.float32(self.config.clip)
+        if self._gathered is not None and is_clipped:
+            self._gathered.spread()
         return length
 
     def check_length(self, length: float) -> None:
@@ -131,12 +131,17 @@ class FlatOptimiser(ABC):
         _ = self._programs
 
     @cached_property
+    def _gathered(self) -> Gathered | None:
+        """The gradient in one piece, if it is in several parts."""
+        several = len(self.parameters.buffers["gradient"]) > 1
+        return gathered(self.parameters, self._devices) if several else None
+
+    @cached_property
     def _programs(self) -> list[Program]:
         """That of `clip`, then those of `step`."""
-        whole, *more = self.parameters.buffers["gradient"]
-        of_norm = self._devices
-        if more:  # whose squares add up in the order of one: the host has all of them
-            whole, of_norm = leaf(self.parameters.gradient), Devices([self._devices.host])
+        (whole, *_), of_norm = self.parameters.buffers["gradient"], self._devices
+        if self._gathered is not None:
+            whole, of_norm = self._gathered.whole, self._gathered.devices
         norms = [schedule(Graph.of(clip_norm(whole, self.config.clip)), of_norm)]
         schedules = norms + [schedule(g, self._devices) for g in self._graphs()]
         arenas = Arenas(*schedules)

@@ -34,7 +34,8 @@ class BoundRun(SavedRun):
 
     @cached_property
     def gradient(self) -> StepGradient:
-        return StepGradient(self.parameters, self.model.devices, self.ranks)
+        groups = self.passes.groups if self.passes.n_slots > 1 else ()
+        return StepGradient(self.parameters, self.model.devices, self.ranks, groups)
 
     def _begin(self) -> None:
         """Take the memory of a run."""
@@ -58,11 +59,13 @@ class BoundRun(SavedRun):
             return Lesson(train, windows, len(windows))
         return practice.lesson(self.progress.step, train, windows, self.ranks, self.passes.arenas)
 
-    def _begin_batch(self, i: int) -> None:
-        """Begin batch i of the step under way, whose dropout and noise follow from its number."""
+    def _begin_batch(self, i: int, part: int | None) -> None:
+        """Begin batch i of the step under way, whose dropout and noise follow from its number; or a
+        part of it."""
         if self.passes.steps is None:
-            self.gradient.next()
-        self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
+            self.gradient.next(part)
+        if not part:
+            self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
 
     def _divergence(self, fault: Fault, cause: Fault, *read: Any) -> PyggmlError:
         """read: by what, what, and which of its windows."""

@@ -8,6 +8,7 @@ are ways between them, else through the host.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -42,34 +43,66 @@ def _n_sums(config: TrainConfig, ranks: Ranks, on_card: bool) -> float:
 
 class StepGradient:
     """The buffer `gradient` of some parameters, as the sum of a step's batches. All ranks make
-    one."""
+    one.
 
-    def __init__(self, parameters: Parameters, devices: Devices, ranks: Ranks) -> None:
+    groups: parts of the buffer that batches come to one after the other, if passes overlap
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        devices: Devices,
+        ranks: Ranks,
+        groups: Sequence[Sequence[Tensor]] = (),
+    ) -> None:
         parts = parameters.buffers["gradient"]
-        self._zero = _bound(devices, *(fill_inplace(gradient, 0.0) for gradient in parts))
-        self._n = 0  # batches of this rank so far
-        self._sum: _Sum
         if ranks.size == 1:
-            self._sum = _SumAlone(parameters, devices)
+            totals = dict(zip(parts, parameters.buffers["total"], strict=True))
+            self._portions = [
+                _Portion(_SumAlone({t: totals[t] for t in each}, devices), devices, each)
+                for each in groups or [parts]
+            ]
         elif (way := links_to_ranks(devices, ranks)) is not None:
-            self._sum = _SumOnDevices(parts[0], devices, ranks, *way)
+            self._portions = [
+                _Portion(_SumOnDevices(parts[0], devices, ranks, *way), devices, parts)
+            ]
         else:
-            self._sum = _SumOnHost(parameters, devices, ranks)
+            self._portions = [_Portion(_SumOnHost(parameters, devices, ranks), devices, parts)]
 
     def begin(self) -> None:
         """Begin a step: the gradient is 0."""
+        for portion in self._portions:
+            portion.begin()
+
+    def next(self, i: int | None = None) -> None:
+        """Begin a batch, whose backward pass adds its gradient to 0; i: in this group alone."""
+        for portion in self._portions if i is None else [self._portions[i]]:
+            portion.next()
+
+    def end(self, n: int) -> None:
+        """Make the buffer the sum over a step's n batches, of all ranks."""
+        for portion in self._portions:
+            portion.end(n)
+
+
+class _Portion:
+    """A part of the buffer, in which a batch's gradient is made in one go."""
+
+    def __init__(self, total: "_Sum", devices: Devices, parts: Sequence[Tensor]) -> None:
+        self._sum, self._n = total, 0  # batches of this rank so far
+        self._zero = _bound(devices, *(fill_inplace(gradient, 0.0) for gradient in parts))
+
+    def begin(self) -> None:
         self._n = 0
         self._zero()
 
     def next(self) -> None:
-        """Begin a batch, whose backward pass adds its gradient to 0."""
         if self._n:
             self._sum.keep(self._n - 1)
             self._zero()
         self._n += 1
 
     def end(self, n: int) -> None:
-        """Make the buffer the sum over a step's n batches, of all ranks."""
         self._sum.end(self._n, n)
 
 
@@ -86,12 +119,11 @@ class _Sum(ABC):
 
 
 class _SumAlone(_Sum):
-    """Of one process, where the parameters are."""
+    """Of one process, where the parameters are. totals: of each gradient."""
 
-    def __init__(self, parameters: Parameters, devices: Devices) -> None:
-        gradients, totals = parameters.buffers["gradient"], parameters.buffers["total"]
-        pairs = [*zip(gradients, totals, strict=True)]
-        self._zero = _bound(devices, *(fill_inplace(total, 0.0) for total in totals))
+    def __init__(self, totals: Mapping[Tensor, Tensor], devices: Devices) -> None:
+        pairs = totals.items()
+        self._zero = _bound(devices, *(fill_inplace(total, 0.0) for total in totals.values()))
         self._add = _bound(devices, *(add_inplace(total, gradient) for gradient, total in pairs))
         self._end = _bound(devices, *(add_inplace(gradient, total) for gradient, total in pairs))
 

@@ -1,6 +1,6 @@
 """The objective of a run over windows: their loss, and in training their gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,6 +13,7 @@ from pyggml.lora.objectives.objective import Lesson, LossNet, Objective, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.experts import BALANCE, LOAD, ExpertReport
+from pyggml.lora.trainer.overlap import Before, overlapped
 from pyggml.lora.trainer.passes import Passes
 from pyggml.lora.trainer.validation import ValidationSample
 from pyggml.model import Model
@@ -64,22 +65,21 @@ class Losses:
         data: Dataset,
         windows: Windows,
         ranks: Ranks = ALONE,
-        before: Callable[[int], None] = lambda i: None,
+        before: Before = lambda i, part: None,
     ) -> Outcome:
         """The loss over these windows, whose batches the ranks share.
 
         run      `passes.train`, which adds their gradients, or `passes.evaluate`
-        before   called with the number of each batch that this rank runs, ahead of it
+        before   called with the number of each batch that this rank runs, ahead of it, and None; or
+                 ahead of each part of it, with that
         """
         n, kind = -(-len(windows) // self._size), self.objective.tally
         mine, n_layers, end = ranks.share(n), self.passes.load_shape[0], 2 + self._n_figures
         rows = np.empty((len(mine), end + self._n_expert_numbers))
         batches = self.feed.batches(self.passes.other_programs, data, windows, ranks)
         with ranks.telling():
-            for i, batch in enumerate(islice(batches, mine.start, mine.stop)):
-                before(mine.start + i)
-                loss = run(batch)
-                outputs = self.passes.outputs
+            each = self._each(run, islice(batches, mine.start, mine.stop), before, mine.start)
+            for i, (batch, loss, outputs) in enumerate(each):
                 tally = self.objective.report(batch, outputs)
                 rows[i, :end] = loss, batch.weight, *tally.numbers
                 if n_layers:
@@ -90,6 +90,26 @@ class Losses:
             total, tally = total + part, tally + kind.of(numbers)
         experts = ExpertReport.of(joined[:, end:].sum(axis=0), n_layers) if n_layers else None
         return Outcome(total, tally, joined[:, :2], experts)
+
+    def _each(
+        self,
+        run: Callable[[WindowBatch], float],
+        batches: Iterable[WindowBatch],
+        before: Before,
+        first: int,
+    ) -> Iterator[tuple[WindowBatch, float, Mapping[str, np.ndarray]]]:
+        """Each batch with its loss and what is read beside it. first: number of the first one."""
+        passes = self.passes
+        if passes.n_slots > 1 and run in (passes.train, passes.evaluate):
+            every = [*batches]
+            results = overlapped(
+                passes, every, run == passes.evaluate, lambda k, part: before(first + k, part)
+            )
+            yield from ((batch, *read) for batch, read in zip(every, results, strict=True))
+            return
+        for i, batch in enumerate(batches, first):
+            before(i, None)
+            yield batch, run(batch), passes.outputs
 
     def validate(self, data: Dataset, windows: Windows, ranks: Ranks) -> Outcome:
         """What a validation tells of these windows: their loss, or what the practice measures."""

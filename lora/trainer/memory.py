@@ -10,6 +10,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim import kept_bytes
+from pyggml.lora.optim.gathered import gathered_bytes
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.gradient import n_gradients
 from pyggml.lora.trainer.passes import Passes
@@ -91,15 +92,25 @@ def on_devices(
         leaves = {leaf for part in passes.parts if part.backend is backend for leaf in part.leaves}
         constant = sum(backend.allocation(t.n_bytes) for t in leaves if is_constant(t))
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
-        arena = max(p.n_bytes for p in plans)
+        arena = passes.arena_bytes(backend)
         beside = _bytes_beside_leaves(backend, plans)
         mine = round(held * parameters.share(devices, backend))
+        mine += gathered_bytes(parameters, devices, backend)
         homes = (devices.home(t) or devices.first for t in cache)
         rows = sum(t.n_bytes for t, home in zip(cache, homes, strict=True) if home is backend)
         by_device.append(
             OnDevice(backend, constant, beside, mine, arena + inputs, rows, backend.own)
         )
     return by_device
+
+
+def limit_slots(passes: Passes, parameters: Parameters, held: int) -> None:
+    """Have fewer passes under way at once where a device lacks memory for all of them."""
+    while passes.n_slots > 1:
+        lacks = filter(None, (d.lacks for d in on_devices(passes, parameters, held)))
+        if (lack := next(lacks, None)) is None:
+            return
+        passes.limit_slots(passes.n_slots - 1, f"with {passes.n_slots} {lack}")
 
 
 def _bytes_beside_leaves(backend: Backend, plans: Iterable[Plan]) -> int:

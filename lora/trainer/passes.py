@@ -7,9 +7,12 @@ that fits its largest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +32,24 @@ from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
 from pyggml.lora.optim import OPTIMISERS, StepsInBackward
 from pyggml.lora.trainer.experts import LOAD, BalanceLeaves
+from pyggml.lora.trainer.overlap import are_alike, gradient_groups, n_stages
 from pyggml.model import Model
 from pyggml.models import Inputs, record
 from pyggml.models.batch_rows import BatchRows
 from pyggml.ops.arithmetic.dropout import DRAW, draw_words
-from pyggml.runtime import Arenas, DevicePart, Program, Schedule, bind, compile_backwards, schedule
+from pyggml.runtime import (
+    Arenas,
+    DevicePart,
+    Program,
+    Schedule,
+    bind,
+    compile_backwards,
+    schedule,
+)
 
 _USUAL = USUAL()
 Arrays = dict[str, np.ndarray]
+Reads = dict[str, Callable[[], np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,58 @@ def _forward(
     return net.net.graph(**outputs), tuple(name for name in outputs if name != "loss")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundPair:
+    """Both graphs over batches of one length, with memory."""
+
+    pair: _Pair
+    training: Program
+    alone: Program
+
+    def program(self, alone: bool) -> Program:
+        return self.alone if alone else self.training
+
+    def begin_reads(self, alone: bool, i: int | None = None) -> Reads:
+        """Begin to read the loss and what is read beside it; i: what a device has of it that runs
+        part i as its last one, and may begin another pass then."""
+        program = self.program(alone)
+        plan = program.schedule
+        last = {part.backend: k for k, part in enumerate(plan.parts)}
+        outputs = {name: plan.graph[name] for name in ("loss", *self.pair.further)}
+        return {
+            name: program.begin_read(t)
+            for name, t in outputs.items()
+            if i is None or last[plan.place(t)[1]] == i
+        }
+
+
+def _inputs(
+    n_ctx: int, n_rows: int, causal: bool, noisy: bool, n_tokens: int, draw: Tensor
+) -> Inputs:
+    """Those of training, with what is drawn anew for each batch. noisy: noise, too."""
+    return replace(
+        Inputs.empty(n_tokens, n_ctx, causal=causal),
+        draw=draw,
+        noise=zeros((n_tokens,), F32, "noise") if noisy else None,
+        batch=BatchRows((n_tokens // n_rows,) * n_rows),
+    )
+
+
+def _pairs(
+    lengths: Iterable[int],
+    inputs: Callable[[int, Tensor], Inputs],
+    leaves: Callable[[int], Leaves],
+    pair: Callable[..., _Pair],
+) -> dict[int, _Pair]:
+    """Those of batches of these lengths, with leaves of their own."""
+    draw = zeros((DRAW,), I32, "draw")
+    return {n: pair(drawn=inputs(n, draw), leaves=leaves(n)) for n in lengths}
+
+
+def _graphs(pairs: Mapping[int, _Pair]) -> list[Graph]:
+    return [graph for pair in pairs.values() for graph in (pair.training, pair.alone)]
+
+
 class Passes:
     """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
 
@@ -129,6 +194,7 @@ class Passes:
     n_rows      windows in a batch
     beside      bytes of the host's arena at least: of what runs in it between two passes
     steps       of an optimiser, taken within the backward pass
+    n_passes    of a step: several overlap where the model's blocks lie on several devices
 
     Raises NoGradientError if a parameter cannot be trained.
     """
@@ -149,30 +215,42 @@ class Passes:
         n_rows: int = 1,
         beside: int = 0,
         steps: StepsInBackward | None = None,
+        n_passes: int = 1,
     ) -> None:
         self.steps = steps
         self._model, self._noise = model, noise / sqrt(model.config.n_embd)
-        self._traces = model.traces
-        self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
-        self._pairs: dict[int, _Pair] = {}
-        for n in (n_tokens, *shorter):
-            size = zeros((n,), F32, "noise") if noise else None
-            inputs = Inputs.empty(n, n_ctx or n_tokens, causal=model.config.causal)
-            rows = BatchRows((n // n_rows,) * n_rows)
-            drawn = replace(inputs, draw=self._draw, noise=size, batch=rows)
-            self._pairs[n] = _Pair.of(
-                model, parameters, drawn, keep, objective, leaves(n), factor, steps
-            )
-        graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
+        self._traces, self._next = model.traces, (0, 0)
+        inputs = partial(_inputs, n_ctx or n_tokens, n_rows, model.config.causal, bool(noise))
+        settings: dict[str, Any] = {"keep": keep, "objective": objective, "factor": factor}
+        pair = partial(_Pair.of, model, parameters, steps=steps, **settings)
+        pairs = partial(_pairs, (n_tokens, *shorter), inputs, leaves, pair)
+        self._pairs = pairs()
         checked = {p.training["loss"]: steps.check_loss for p in self._pairs.values() if steps}
         self._schedules = tuple(
             schedule(g, model.devices, {t: c for t, c in checked.items() if t in g.outputs})
-            for g in (*graphs, *others)
+            for g in (*_graphs(self._pairs), *others)
         )
         self._programs: tuple[Program, ...] = ()
         self._host, self._beside = model.devices.host, beside
-        self._last = 0  # program of the last batch
+        self.groups = gradient_groups(self._trainings, parameters.buffers["gradient"])
+        self._plan_overlap(pairs, n_passes)
+        self._last: Program | None = None  # of the last batch
         self.outputs: Mapping[str, np.ndarray] = {}  # of the last batch, beside the loss
+
+    def _plan_overlap(self, pairs: Callable[[], dict[int, _Pair]], n_passes: int) -> None:
+        """Plan the graphs of further passes that can be under way at once."""
+        self._further: list[tuple[dict[int, _Pair], list[Schedule]]] = []
+        self._why = ""  # no more of them overlap
+        self.slots: list[dict[int, BoundPair]] = []  # of each of them, by length, once bound
+        if not self.groups or self._traces:
+            return
+        for _ in range(min(n_passes, n_stages(self.training)) - 1):
+            another = pairs()
+            schedules = [schedule(g, self._model.devices) for g in _graphs(another)]
+            if not all(map(are_alike, schedules, self._schedules)):
+                self._why = "free memory has changed, by which devices choose what they keep"
+                return
+            self._further.append((another, schedules))
 
     @classmethod
     def of(
@@ -203,14 +281,48 @@ class Passes:
             return cls(
                 model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter,
                 factor=config.router_aux_loss_coef, n_rows=config.batch, beside=beside,
-                steps=steps,
+                steps=steps, n_passes=config.grad_accum,
             )  # fmt: skip
 
     @property
     def n_bytes(self) -> int:
         """Bytes of the arenas of all devices."""
-        most = {b: max(p.n_bytes for p in plans) for b, plans in self.plans.items()}
+        most = {b: self.arena_bytes(b) for b in self.plans}
         return sum((most | {self._host: max(most.get(self._host, 0), self._beside)}).values())
+
+    @property
+    def n_slots(self) -> int:
+        """Passes that are under way at once, at most."""
+        return 1 + len(self._further)
+
+    def limit_slots(self, n: int, why: str = "") -> None:
+        """Have no more than n passes under way at once; why: a clause."""
+        del self._further[n - 1 :]
+        self._why = why
+
+    @property
+    def overlap(self) -> str | None:
+        """How many passes of a step overlap, in words; None where none could."""
+        if self.n_slots == 1 and not self._why:
+            return None
+        n = f"up to {self.n_slots}" if self.n_slots > 1 else "no"
+        return "; ".join(filter(None, (f"{n} passes of a step overlap", self._why)))
+
+    def arena_bytes(self, backend: Backend) -> int:
+        """Bytes of a device's arenas: one, or one for each pass under way that it comes back to."""
+        most = max(p.n_bytes for p in self.plans[backend])
+        return most if backend in self._shared else most * self.n_slots
+
+    @property
+    def _trainings(self) -> Sequence[Schedule]:
+        """Those of all lengths."""
+        return self._schedules[: 2 * len(self._pairs) : 2]
+
+    @property
+    def _shared(self) -> set[Backend]:
+        """Devices on which a pass is one part, so that passes under way can share an arena."""
+        n_parts = Counter(part.backend for part in self.training.parts)
+        return {b for b in self.plans if n_parts[b] <= 1}
 
     @property
     def plans(self) -> dict[Backend, list[Plan]]:
@@ -271,6 +383,12 @@ class Passes:
             weights = sum(w.n_bytes for w in self._model.parts.weights.values())
             release = self._model.release or pages.are_scarce(weights)
             self._programs = tuple(bind(s, release, self._arenas) for s in self._schedules)
+            self.slots = [_bound(self._pairs, self._programs)]
+            for pairs, schedules in self._further:
+                arenas = self._arenas.beside(self._shared)
+                for backend, plans in self.plans.items():
+                    arenas.of(backend, max(p.n_bytes for p in plans))
+                self.slots.append(_bound(pairs, [bind(s, release, arenas) for s in schedules]))
 
     @property
     def arenas(self) -> Arenas:
@@ -291,12 +409,6 @@ class Passes:
 
     def train(self, batch: WindowBatch) -> float:
         """Add a batch's gradients; returns its part of the loss."""
-        seed, number = self._next
-        write(self._draw, draw_words(seed, number))
-        self._next = (seed, number + 1)
-        noise = self._pairs[len(batch.tokens)].inputs.noise
-        if noise is not None:
-            write(noise, self._noise / np.sqrt(_document_lengths(batch.span)))
         return self._run(batch, alone=False)
 
     def evaluate(self, batch: WindowBatch) -> float:
@@ -304,25 +416,46 @@ class Passes:
         return self._run(batch, alone=True)
 
     def _run(self, batch: WindowBatch, alone: bool) -> float:
-        n = len(batch.tokens)
-        pair, which = self._pairs[n], 2 * list(self._pairs).index(n)
-        program, self._last = self.programs[which + alone], which
-        pair.write(batch)
+        self.bind()
+        bound = self.slots[0][len(batch.tokens)]
+        self.give(batch, bound, alone)
+        program = bound.program(alone)
         program()
         if self.steps and not alone:
             self.steps.end(program)
-        graph = program.schedule.graph
-        loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
-        self.outputs = {name: read() for name, read in zip(pair.further, others, strict=True)}
-        record(self._traces, *pair.read_traces(program, alone), validation=alone)
-        return float(loss())
+        read = {name: read() for name, read in bound.begin_reads(alone).items()}
+        loss = float(read.pop("loss"))
+        self.outputs = read
+        record(self._traces, *bound.pair.read_traces(program, alone), validation=alone)
+        return loss
+
+    def give(self, batch: WindowBatch, bound: BoundPair, alone: bool) -> None:
+        """Give a batch to graphs that are to run next."""
+        if not alone:
+            self._seed(bound.pair.inputs, batch)
+            self._last = bound.training
+        bound.pair.write(batch)
+
+    def _seed(self, inputs: Inputs, batch: WindowBatch) -> None:
+        seed, number = self._next
+        self._next = (seed, number + 1)
+        if inputs.draw is not None:
+            write(inputs.draw, draw_words(seed, number))
+        if inputs.noise is not None:
+            write(inputs.noise, self._noise / np.sqrt(_document_lengths(batch.span)))
 
     def first_not_finite(self) -> str | None:
         """Run the last batch again; the first node that gives NaN or infinity, if one does."""
-        for node, device in self.programs[self._last].walk():
+        for node, device in (self._last or self.programs[0]).walk():
             if not all(_is_finite(device.read(t)) for t in (node, *node.saved)):
                 return repr(node)
         return None
+
+
+def _bound(pairs: Mapping[int, _Pair], programs: Sequence[Program]) -> dict[int, BoundPair]:
+    """programs: of each pair training and the loss alone."""
+    both = zip(pairs.items(), programs[::2], programs[1::2], strict=False)
+    return {n: BoundPair(pair, training, alone) for (n, pair), training, alone in both}
 
 
 def _document_lengths(span: np.ndarray) -> np.ndarray:

@@ -16,7 +16,13 @@ from pyggml.lora.trainer.checkpoint import Progress
 from pyggml.lora.trainer.checks import check_settings
 from pyggml.lora.trainer.learning_rate import ScheduleFunction, learning_rate_of
 from pyggml.lora.trainer.losses import Losses
-from pyggml.lora.trainer.memory import OnDevice, RunMemory, held_bytes, on_devices
+from pyggml.lora.trainer.memory import (
+    OnDevice,
+    RunMemory,
+    held_bytes,
+    limit_slots,
+    on_devices,
+)
 from pyggml.lora.trainer.order import WindowOrder
 from pyggml.lora.trainer.passes import Passes
 from pyggml.lora.trainer.reports import History
@@ -66,7 +72,14 @@ class RunPlan:
                 self.objective, self.model, self.parameters, self.corpus, self.config,
                 reference=self.reference,
             )  # fmt: skip
+            self._limit_slots(self._losses.passes)
         return self._losses
+
+    def _limit_slots(self, passes: Passes) -> None:
+        """Have as many passes overlap as there is memory for, of this process alone."""
+        if self.ranks.size > 1:
+            passes.limit_slots(1)
+        limit_slots(passes, self.parameters, self._held_bytes)
 
     @property
     def passes(self) -> Passes:

@@ -41,6 +41,10 @@ class Backend(ABC):
         """What computes and how its products round: what is measured here holds for all such."""
         return self.name
 
+    def is_like(self, other: "Backend") -> bool:
+        """Whether another device has the same ops and computes the same bits."""
+        return type(self) is type(other) and self.about == other.about
+
     @property
     def rounds_floats(self) -> bool:
         """Whether products with a matrix in BF16 round what they multiply with it."""
@@ -111,6 +115,14 @@ class Backend(ABC):
         The array has the tensor's shape, type and strides.
         """
         return Call(self.write, tensor, values)
+
+    def bind_copy(self, target: Tensor, source: Tensor, giver: "Backend") -> Call:
+        """A call that copies a tensor of another device, the giver, to one of this one, among what
+        both have to do: nothing that the giver is asked for later changes what arrives."""
+        return Call(self._copy, target, source, giver)
+
+    def _copy(self, target: Tensor, source: Tensor, giver: "Backend") -> None:
+        self.write(target, giver.read(source))
 
     def bind_stream(self, tensor: Tensor, values: np.ndarray) -> Call:
         """A call that copies a streamed leaf's array, which never changes, to a tensor. It can be

@@ -45,10 +45,11 @@ class Placement:
         shares: Sequence[float] = (),
     ) -> "Placement":
         """n_layers: the blocks on devices, and one more for the output; shares: of each device, in
-        any unit, by default as much as it has free. Raises ConfigError for shares that do not fit.
+        any unit, by default as much as it has free; as many again go on from the first device.
+        Raises ConfigError for shares that do not fit.
         """
         shares = tuple(shares) or _free(devices)
-        if len(shares) != len(devices) or not all(0 <= s < inf for s in shares) or not any(shares):
+        if len(shares) % len(devices) or not all(0 <= s < inf for s in shares) or not any(shares):
             given = ",".join(f"{share:g}" for share in shares)
             shape = f"a share from 0 on for each of {_join([d.name for d in devices])}"
             raise ConfigError([("split", f"is {given}, wanted {shape}, not all of them 0")])
@@ -58,7 +59,8 @@ class Placement:
         layers = [*range(start, n_blocks), OUTPUT][:n_layers]
         homes: dict[Hashable, Backend] = dict.fromkeys((*range(n_blocks), OUTPUT), host)
         for i, layer in enumerate(layers):
-            homes[layer] = devices[min(bisect_right(ends, i / n_layers), len(devices) - 1)]
+            at = min(bisect_right(ends, i / n_layers), len(shares) - 1)
+            homes[layer] = devices[at % len(devices)]
         return cls(homes, devices[0] if n_layers > n_blocks else host)
 
     def __str__(self) -> str:

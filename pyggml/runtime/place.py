@@ -5,8 +5,10 @@ gradient's rule built goes to the node that it was built for, and others follow 
 computed last of those that they read, as a residual sum its branch. So activations cross where
 blocks do, once each way. What depends on inputs alone, such as a table of rotations, draws nobody.
 
-Each device rewrites its own nodes alone, as its ops are not those of others. What comes from
-another device is a copy to it, as it will be once the graph is split.
+Devices that are alike have the graph rewritten as a whole, as one of them would for itself: so
+their results have the bits of one. Else each device rewrites its own nodes alone, as its ops are
+not those of others. What comes from another device is a copy to it, as it will be once the graph is
+split.
 """
 
 from collections import deque
@@ -76,11 +78,18 @@ def _is_read_elsewhere(t: Tensor, graph: Graph, homes: Homes) -> bool:
     return any(homes.get(reader, homes[t]) is not homes[t] for reader in graph.readers[t])
 
 
-def rewritten_in_place(graph: Graph, homes: Homes) -> tuple[Graph, Homes]:
+def rewritten_in_place(graph: Graph, devices: Devices) -> tuple[Graph, Homes]:
     """The graph as its devices have it, and where its nodes are.
 
-    It stays as it is if a device has joined what another one must compute in between.
+    Of devices that are alike the one with the least memory rewrites it. Of others it stays as it is
+    if a device has joined what another one must compute in between.
     """
+    homes = homes_of(graph, devices)
+    used = [*dict.fromkeys(homes.values())]
+    if used and all(map(used[0].is_like, used)):
+        new = min(used, key=_n_free).rewritten(graph)
+        homes = homes_of(new, devices)
+        return _in_runs(new, homes), homes
     regions = {device: _Region.of(graph, homes, device) for device in dict.fromkeys(homes.values())}
     joined = _Joined(regions)
     if not joined.has_all():
@@ -88,6 +97,24 @@ def rewritten_in_place(graph: Graph, homes: Homes) -> tuple[Graph, Homes]:
     outputs = [joined.image(joined.successors.get(t, t)) for t in graph.outputs]
     new = Graph.in_order(outputs, joined.homes, graph.names)
     return new, joined.homes
+
+
+def _in_runs(graph: Graph, homes: Homes) -> Graph:
+    """The graph in another order: of each device as many nodes follow each other as can."""
+    waiting = {device: deque[Tensor]() for device in homes.values()}
+    for t, device in homes.items():
+        waiting[device].append(t)
+    order: dict[Tensor, None] = {}
+    while any(waiting.values()):
+        for nodes in waiting.values():
+            while nodes and all(s in order or s not in homes for s in nodes[0].src):
+                order[nodes.popleft()] = None
+    new = Graph.in_order(graph.outputs, order, graph.names)
+    return replace(new, notes=graph.notes)
+
+
+def _n_free(device: Backend) -> int:
+    return (device.memory() or (0, 0))[0]
 
 
 class _Joined:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +29,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.runtime.calls import attach, kernel_calls, parked_bytes
 from pyggml.runtime.devices import Devices, ForEach
 from pyggml.runtime.schedule import Schedule, schedule
-from pyggml.runtime.split import Copy, DevicePart
+from pyggml.runtime.split import DevicePart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +39,7 @@ class Program:
     arenas    of each device, the memory of its plan
     kernels   of each device: node → its kernel, bound
     calls     kernels, which devices may have joined, and copies, in the order of execution
+    of_parts  the same by parts of the schedule
     leaves    the graph's leaves, and the arrays that the kernels are bound to
     """
 
@@ -46,6 +47,7 @@ class Program:
     arenas: Mapping[Backend, Any]
     kernels: Mapping[Backend, Mapping[Tensor, Call]]
     calls: tuple[Call, ...]
+    of_parts: tuple[tuple[Call, ...], ...]
     leaves: LeafArrays
 
     def __call__(self) -> None:
@@ -55,6 +57,13 @@ class Program:
         """
         expect_held(self.leaves)
         for call in self.calls:
+            call.kernel(*call.arguments)
+
+    def start(self, i: int) -> None:
+        """Run part i alone, after those before it; devices need not be done when this returns."""
+        if i == 0:
+            expect_held(self.leaves)
+        for call in self.of_parts[i]:
             call.kernel(*call.arguments)
 
     def read(self, t: Tensor) -> np.ndarray:
@@ -120,6 +129,12 @@ class Arenas:
             self._parked[p.backend] = p.backend.host_memory(n)
         return self._parked[p.backend] if n else None
 
+    def beside(self, shared: Collection[Backend]) -> Arenas:
+        """Further memory for programs that run among those of this; of some devices the same."""
+        more = Arenas()
+        more._held = {b: held for b, held in self._held.items() if b in shared}
+        return more
+
     def split(self, backend: Backend, n_bytes: int) -> tuple[Arenas, Any]:
         """Arenas of this memory without the last n_bytes that the host has; and these, which last
         until a program runs in all of it. It has as many already."""
@@ -155,12 +170,15 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
     for part in schedule.parts if release else ():
         for node in part.nodes:
             after[node] += _releasing(node, part.backend)
-    calls = list[Call]()
+    calls: dict[DevicePart, list[Call]] = {part: [] for part in schedule.parts}
     for (part, are_kernels), steps in groupby(_steps(schedule, kernels, after), _kind):
         some = [call for _, _, call in steps]
-        calls += part.backend.join(some) if are_kernels else some
-    calls += [Call(check) for check in _checks_of_files(schedule)]
-    return Program(schedule, of_devices, kernels, tuple(calls), leaf_arrays(schedule.graph.leaves))
+        calls[part] += part.backend.join(some) if are_kernels else some
+    if schedule.parts:
+        calls[schedule.parts[-1]] += map(Call, _checks_of_files(schedule))
+    of_parts = tuple(map(tuple, calls.values()))
+    leaves = leaf_arrays(schedule.graph.leaves)
+    return Program(schedule, of_devices, kernels, tuple(chain(*of_parts)), of_parts, leaves)
 
 
 def _checks_of_files(schedule: Schedule) -> list[Callable[[], None]]:
@@ -288,13 +306,9 @@ def _before(
     yield from _for_each(devices, fetch, (t for t in part.leaves if t in changed))
     yield from _for_each(devices, fetch, inputs, of_others=write)
     for copy in part.copies:
-        yield Call(_transfer, copy)
+        yield copy.taker.bind_copy(copy.target, copy.source, copy.giver)
 
 
 def _after(schedule: Schedule, part: DevicePart) -> Iterator[Call]:
     changed = partial(schedule.devices.note_change, backend=part.backend)
     yield from _for_each(schedule.devices, changed, part.changed)
-
-
-def _transfer(copy: Copy) -> None:
-    copy.taker.write(copy.target, copy.giver.read(copy.source))

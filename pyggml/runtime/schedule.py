@@ -19,7 +19,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import DeviceFacts, verifies, verify
 from pyggml.runtime.assign import assign
 from pyggml.runtime.devices import Devices
-from pyggml.runtime.place import Homes, homes_of, rewritten_in_place
+from pyggml.runtime.place import Homes, rewritten_in_place
 from pyggml.runtime.split import Copy, DevicePart, Split, split
 
 Watcher = Callable[[np.ndarray], None]
@@ -147,7 +147,7 @@ def _rewritten(
     homes: Homes = {}
     after = _unfolded(after)
     if devices.homes:
-        after, homes = rewritten_in_place(after, homes_of(after, devices))
+        after, homes = rewritten_in_place(after, devices)
     else:
         for backend in devices.backends:
             if not backend.is_host or len(devices.backends) == 1:  # its ops are not those of others

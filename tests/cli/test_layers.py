@@ -72,6 +72,18 @@ def test_a_run_on_two_devices_and_the_cpu_writes_its_adapter(pyggml, cards, mode
     assert (tmp_path / "resumed.gguf").read_bytes() == bytes_of[0]
 
 
+def test_a_plan_says_how_many_passes_overlap(pyggml, cards, model, text, monkeypatch):
+    planned = plans_of(monkeypatch)
+    short = ("finetune", "-m", model, "-f", text, "--ctx", 16, "--prompt", "the ", "--dry-run")
+    short += ("--compute", "f32", "--device", "a,b", "--split", "1,1", "--grad-accum")
+    ended = pyggml(*short, 3)
+    assert "up to 2 passes of a step overlap" in ended.out
+    assert "passes of a step overlap" not in pyggml(*short, 1).out
+    first = planned[0][0]
+    cards["a"].free = first.n_bytes - first.cache - 1
+    assert "no passes of a step overlap; with 2 the run needs " in pyggml(*short, 3).out
+
+
 def test_a_device_has_its_blocks_alone_and_activations_cross_once(model):
     a, b = Card("a"), Card("b")
     opened = library.load(model, compute="f32", backends=[a, b], gpu_layers=3, split=(1, 1))
@@ -229,6 +241,7 @@ def test_auto_takes_what_fits_and_says_why(pyggml, cards, model, text, monkeypat
     assert ended.code == 0, ended.err
     assert "cpu: the embedding" in ended.row("layers")
     assert " of 5 layers fit; with one more the run needs " in ended.row("layers")
+    card.free = planned[0][0].arena + planned[0][0].weights
     whole = ("--device", "a", "-ngl", "all", "--stream-weights", "off")
     ended = pyggml("finetune", "-m", model, *short, *whole)
     assert ended.code == 2 and f"bytes {card.free:,} are free; smaller are " in ended.err

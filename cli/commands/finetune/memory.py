@@ -15,7 +15,7 @@ from pyggml.generation import Session
 from pyggml.lora import Fit, Trainer, fit
 from pyggml.lora.ranks import Ranks
 from pyggml.lora.trainer.fit import Planner
-from pyggml.lora.trainer.memory import OnDevice, held_bytes, largest_mapped
+from pyggml.lora.trainer.memory import OnDevice, held_bytes, largest_mapped, limit_slots
 from pyggml.lora.trainer.memory import on_devices as on_each
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
@@ -108,6 +108,7 @@ def place(job: Job, trained: Trained, n_prompt: int, planner: Planner, ranks: Ra
 
     def lack() -> str | None:
         passes = planner(job.train, job.reading.ctx)
+        limit_slots(passes, p, held)
         return next(filter(None, (d.lacks for d in on_each(passes, p, held, cache))), None)
 
     model.place_what_fits(lack, job.split or ())

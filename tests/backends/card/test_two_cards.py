@@ -63,6 +63,19 @@ def gradients(model):
     return np.concatenate([[loss], *(found[name].ravel() for name in sorted(found))])
 
 
+def placed(name, backends, **how):
+    """The losses and the adapter of three steps of four passes, which may overlap."""
+    model = pyggml.load(GOLDEN / f"{name}.gguf", backends=backends, **how)
+    adapter = attach(model, LoraConfig(rank=4, dropout=0.1))
+    ids = np.random.default_rng(5).integers(0, 48, (14, 33)).astype(np.int32)
+    corpus = Corpus(Dataset(ids[:12], 0 * ids[:12]), Dataset(ids[12:], 0 * ids[12:]))
+    config = TrainConfig(lr=0.01, grad_accum=4, max_steps=3, val_every=2, clip=0.05)
+    trainer = Trainer(adapter.model, adapter.parameters, corpus, config)
+    trainer.run(progress=False)
+    losses = [*trainer.history.losses, *(v.loss for v in trainer.history.validations)]
+    return trainer.passes.n_slots, losses, adapter.parameters.data.tobytes()
+
+
 def text(model):
     return list(pyggml.generate(model, TOKENS, 9))
 
@@ -120,6 +133,13 @@ def test_trainings_at_once_step_by_step(pair):
     barrier = Barrier(2)
     same(together(*(lambda b=b: trained(NAMES[1], b, barrier) for b in pair)), wanted)
     assert np.abs(wanted - adapted(NAMES[1], pair[0]).parameters.data).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_on_both_give_the_bytes_of_one_while_passes_overlap(pair, name):
+    _, losses, adapter = placed(name, pair[:1])
+    for split, at_once in (((1, 1), 2), ((1, 1, 1, 1), 4)):
+        assert placed(name, pair, split=split) == (at_once, losses, adapter)
 
 
 def test_a_thread_works_on_the_card_of_its_model_alone(pair):

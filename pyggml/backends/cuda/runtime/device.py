@@ -31,7 +31,7 @@ from pyggml.backends.cuda.runtime.links import NcclLinks
 from pyggml.backends.cuda.runtime.loading import copy_rate, load, lock_file
 from pyggml.backends.cuda.runtime.slabs import Slabs, taken
 from pyggml.backends.cuda.runtime.table import kernels
-from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
+from pyggml.backends.cuda.runtime.transfers import Bytes, Crossing, End, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.kit.places import BufferPlace, host_view, span
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError
@@ -157,6 +157,17 @@ class CudaBackend(Backend):
         if not tensor.is_contiguous or is_locked(values):
             return super().bind_write(tensor, values)
         return Call(self._run, self._transfers.bind_to_card(target, values), target, values)
+
+    def bind_copy(self, target: Tensor, source: Tensor, giver: Backend) -> Call:
+        """As Backend.bind_copy: from card to card, if the bytes lie alike on both."""
+        alike = span(source) == span(target) and source.strides == target.strides
+        if not (isinstance(giver, CudaBackend) and alike and source.n_elements):
+            return super().bind_copy(target, source, giver)
+        return Call(Crossing(self._end(target), giver._end(source)))
+
+    def _end(self, t: Tensor) -> End:
+        with self._working():
+            return End(self.index, self.stream, self._working, self._bytes(t))
 
     def bind_stream(self, tensor: Tensor, values: np.ndarray) -> Call:
         """As Backend.bind_stream: straight from the locked pages of its file, if the driver locks

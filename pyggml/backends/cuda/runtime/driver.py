@@ -3,7 +3,7 @@
 import atexit
 import importlib
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "abandon",
     "address",
     "allow_shared",
+    "copy_between",
     "cuda",
     "description_of",
     "direct",
@@ -98,6 +99,26 @@ def make_current(index: int) -> None:
     `with cuda.gpus[index]` takes ten times as long.
     """
     direct.cuCtxSetCurrent(_context(index))
+
+
+@cache
+def _reach(index: int, other: int) -> None:
+    """Let a card, which is current, copy from another one's memory directly, if it can; else the
+    driver goes through the host's."""
+    cards = (driver.get_device(i).id for i in (index, other))
+    if driver.cuDeviceCanAccessPeer(*cards):
+        with suppress(CudaAPIError):  # another library had it already; more cards than can be
+            direct.cuCtxEnablePeerAccess(_context(other), 0)
+
+
+@on_card
+def copy_between(to: int, target: int, of: int, source: int, n: int, stream: Any) -> None:
+    """Have a stream of card `to` copy n bytes from card `of`; both are addresses."""
+    if to == of:
+        direct.cuMemcpyDtoDAsync(target, source, n, stream.handle)
+        return
+    _reach(to, of)
+    direct.cuMemcpyPeerAsync(target, _context(to), source, _context(of), n, stream.handle)
 
 
 @on_card

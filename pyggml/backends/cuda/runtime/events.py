@@ -24,6 +24,10 @@ class Event:
         """Let the event stand behind all work that the stream has now."""
         direct.cuEventRecord(self._handle, stream.handle)
 
+    def hold(self, stream: Any) -> None:
+        """Let what a stream, also another card's, is asked for from now on wait for the event."""
+        direct.cuStreamWaitEvent(stream.handle, self._handle, 0)
+
     def is_done(self) -> bool:
         """Whether the work up to this point is done."""
         return direct.cuEventQuery(self._handle)

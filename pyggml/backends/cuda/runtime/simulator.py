@@ -156,6 +156,8 @@ class SimulatedEvent:
 
     def record(self, _stream: Any) -> None: ...
 
+    def hold(self, _stream: Any) -> None: ...
+
     def wait(self) -> None: ...
 
 
@@ -188,6 +190,10 @@ def driver_calls() -> tuple[Any, Any]:
     return copy, wait
 
 
+def copy_between(_to: int, target: int, _of: int, source: int, n: int, _stream: Any) -> None:
+    ctypes.memmove(target, source, n)
+
+
 def nothing(*_: Any) -> None:
     """There is nothing to do, or there is none."""
 
@@ -203,6 +209,7 @@ TWINS: dict[str, Any] = {
     "_driver_calls": driver_calls,
     "lock_pages": lambda _start, _n: True,
     "unlock_pages": nothing,
+    "copy_between": copy_between,
     "_copy": ctypes.memmove,
     "_wait": nothing,
     "least_shared": lambda: 0,

@@ -7,13 +7,21 @@ Readers get that memory itself; when nobody has an array of it any more, it is u
 import ctypes
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.driver import address, cuda, direct, free_what_is_gone
+from pyggml.backends.cuda.runtime.driver import (
+    address,
+    copy_between,
+    cuda,
+    direct,
+    free_what_is_gone,
+)
 from pyggml.backends.cuda.runtime.events import Event
 from pyggml.backends.cuda.runtime.simulator import on_card
 
@@ -50,6 +58,48 @@ class _Piece:
         _LOCKED.append(self.place)
         finalize(self, _LOCKED.remove, self.place).atexit = False
         self.arrived = Event()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One of two cards: its number, its stream, what makes it current, and bytes of its memory."""
+
+    index: int
+    stream: Any
+    working: Callable[[], AbstractContextManager[None]]
+    bytes: Bytes
+
+
+class Crossing:
+    """A copy from one card to another among what both do: it begins when both have come to it, and
+    both go on when it is done."""
+
+    def __init__(self, taker: End, giver: End) -> None:
+        self._taker, self._giver = taker, giver
+        with giver.working():
+            self._made = Event()
+        with taker.working():
+            self._taken = Event()
+
+    def __call__(self) -> None:
+        taker, giver = self._taker, self._giver
+        if taker.stream is giver.stream:
+            with taker.working():
+                self._copy()
+            return
+        with giver.working():
+            self._made.record(giver.stream)
+        with taker.working():
+            self._made.hold(taker.stream)
+            self._copy()
+            self._taken.record(taker.stream)
+        with giver.working():
+            self._taken.hold(giver.stream)
+
+    def _copy(self) -> None:
+        taker, giver = self._taker, self._giver
+        of, to = giver.bytes, taker.bytes
+        copy_between(taker.index, to.address, giver.index, of.address, to.n, taker.stream)
 
 
 class Transfers:
