@@ -46,7 +46,7 @@ def peft_model(options: argparse.Namespace) -> Any:
         from liger_kernel.transformers import apply_liger_kernel_to_qwen3
 
         apply_liger_kernel_to_qwen3()
-    experts = {"experts_implementation": options.experts} if SIZES[options.size].n_expert else {}
+    experts = {"experts_implementation": options.experts} if options.experts else {}
     with torch.device("cuda"):
         base = base_of(options.size, options.layers, torch.bfloat16, **experts)
         return with_adapter(base, options.size, options.rank, options.expert_adapters).train()
@@ -75,6 +75,7 @@ def write_model(options: argparse.Namespace) -> None:
 def unsloth_model(options: argparse.Namespace) -> Any:
     os.environ |= dict.fromkeys((*OFFLINE, "UNSLOTH_DISABLE_STATISTICS"), "1")
     os.environ.setdefault("UNSLOTH_BLOCK_CUDAGRAPHS", "1")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", f"unsloth-compiled-{os.getpid()}")
     from unsloth import FastLanguageModel  # before torch and transformers, which it changes
 
     keeps: dict[str, Any] = {

@@ -1,9 +1,10 @@
 """What a GPU does through WebGPU: LoRA steps beside two CPU cores, products. One JSON line a row.
 
 usage: webgpu.py [MODEL.gguf …] [--rows machine,product,step,op,cpu] [--tokens 512] [--rank 8]
-                 [--steps 8] [--size 4096] [--cores 0,1] [--compute f16] [--plain]
+                 [--steps 8] [--size 4096] [--cores 0,1] [--compute f16]
+                 [--features subgroup,…]
 
---compute f32 unpacks weights to float32; --plain leaves optional features of the device unused.
+--compute f32 unpacks weights to float32; --features: those to use, of what the device may have.
 
 MODEL is a file that make_model.py writes with --size 0.6B. Rows:
 
@@ -63,13 +64,13 @@ _QUERIES = 1024  # passes that are timed at once
 class Card:
     """The device that is measured, and the lines about it."""
 
-    def __init__(self, compute: Literal["f32", "f16"], is_plain: bool) -> None:
+    def __init__(self, compute: Literal["f32", "f16"], wanted: str) -> None:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
         self.name = f"{adapter.info['device']} through {adapter.info['backend_type']}"
-        optional = [] if is_plain else [name for name in FEATURES if name in adapter.features]
-        self.how = {"compute": compute, "features": " ".join(optional)}
+        optional = [name for name in wanted.split(",") if name in adapter.features]
         features = ["timestamp-query", *optional]
         self.backend = WebGPUBackend(adapter, features=features, compute=compute)
+        self.how = {"compute": compute, "features": " ".join(optional)}
         self.flops = 0.0
 
     def seconds(self, groups: Sequence[Sequence[Dispatch]], repeats: int = 1) -> list[float]:
@@ -235,11 +236,11 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--cores", default="0,1")
     parser.add_argument("--compute", choices=("f32", "f16"), default="f16")
-    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--features", default=",".join(FEATURES))
     options = parser.parse_args()
     options.rows = options.rows.split(",")
 
-    card = Card(options.compute, options.plain)
+    card = Card(options.compute, options.features)
     if "machine" in options.rows:
         machine(card, options.size)
     if "product" in options.rows:
