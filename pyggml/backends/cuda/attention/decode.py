@@ -53,7 +53,7 @@ class _Shape(NamedTuple):
     """What a kernel is compiled for: the size of a head, the type of keys, heads of a block, blocks
     of heads that share their keys, whether scores have a bias, whether they have a cap, whether all
     lie in fours, whether the heads of the token are made here, the blocks of a query if they are a
-    cluster, else 0."""
+    cluster, else 0, the keys that a warp reads at once."""
 
     head_size: int
     key_type: str
@@ -64,6 +64,7 @@ class _Shape(NamedTuple):
     vectorized: bool
     makes_heads: bool
     of_cluster: int
+    batch: int
 
 
 def takes(node: Tensor, compute: Compute) -> bool:
@@ -79,10 +80,13 @@ def _heads(node: Tensor) -> int:
     return next(n for n in range(most, 0, -1) if sharing % n == 0)
 
 
-def _batch(head_size: int) -> int:
-    """Keys that a warp reads at once: a power of two."""
-    most = 16 * LANES // max(head_size, 2 * LANES)
-    return small(1 << max(1, most).bit_length() - 1)
+def _batch(node: Tensor) -> int:
+    """Keys that a warp reads at once: a power of two. Of one query twice as many, if a block has
+    few large heads: its registers hold them, and it waits for memory half as often."""
+    n_queries, _, head_size = node.shape
+    most = max(1, 16 * LANES // max(head_size, 2 * LANES))
+    has_room = n_queries == 1 and head_size > 2 * LANES and _heads(node) <= 2
+    return small(1 << (most << has_room).bit_length() - 1)
 
 
 def _in_clusters(node: Tensor) -> bool:
@@ -96,7 +100,7 @@ def _n_parts(node: Tensor) -> int:
     if _in_clusters(node):  # which are compiled for a number of blocks: few numbers will do
         most = min(wanted, cluster.MOST_BLOCKS, head_size)
         return 1 << most.bit_length() - 1
-    most = -(-node.src[1].shape[0] // (_WARPS * _batch(head_size)))
+    most = -(-node.src[1].shape[0] // (_WARPS * _batch(node)))
     return max(1, min(wanted, most, parts.MOST_PARTS))
 
 
@@ -208,7 +212,7 @@ def _sums_putter(shape: _Shape, mine: int, batch: int) -> Any:
 
 @cache
 def _attend(shape: _Shape) -> Any:
-    head_size, n_together, batch = shape.head_size, shape.n_together, _batch(shape.head_size)
+    head_size, n_together, batch = shape.head_size, shape.n_together, shape.batch
     mine, sharing = 4 * fours_of(head_size), shape.blocks
     (n_raw, raw_type), fetch, unpack = keys_of(shape.key_type, head_size, batch, shape.vectorized)
     read_query, of_raw = _query_reader(shape), batch * fours_of(head_size) * n_raw
@@ -289,7 +293,7 @@ def bind(site: CudaSite, token: Token | None = None) -> Call:
     of_cluster = _n_parts(node) if _in_clusters(node) else 0
     shape = _Shape(
         head_size, node.src[1].dtype.name, n_together, blocks, has_bias, node.params["cap"] > 0,
-        vectorized, token is not None, of_cluster,
+        vectorized, token is not None, of_cluster, _batch(node),
     )  # fmt: skip
     return launch(
         _attend(shape), (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream,
