@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from pyggml.backends import Backend
+from pyggml.graph.call import one_by_one
 from pyggml.graph.tensor import Tensor, leaf, window
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.runtime import Devices
@@ -59,17 +60,17 @@ class _OnFirst(Gathered):
         for part, n, at, there in zip(self._parts, sizes, places, self._homes, strict=False):
             place = devices.copy_of(window(self.whole, at, (n,)), here)
             copy = devices.copy_of(part, there)
-            self._in.append(here.bind_copy(place, copy, there))
-            self._out.append(there.bind_copy(copy, place, here))
+            self._in.append([*filter(None, here.bind_copy(place, copy, there))])
+            self._out.append([*filter(None, there.bind_copy(copy, place, here))])
 
     def collect(self) -> None:
-        for part, home, copy in zip(self._parts, self._homes, self._in, strict=True):
+        for part, home, calls in zip(self._parts, self._homes, self._in, strict=True):
             self.devices.fetch(part, home)
-            copy()
+            one_by_one(calls)
 
     def spread(self) -> None:
-        for part, home, copy in zip(self._parts, self._homes, self._out, strict=True):
-            copy()
+        for part, home, calls in zip(self._parts, self._homes, self._out, strict=True):
+            one_by_one(calls)
             self.devices.note_change(part, home)
 
 

@@ -116,10 +116,13 @@ class Backend(ABC):
         """
         return Call(self.write, tensor, values)
 
-    def bind_copy(self, target: Tensor, source: Tensor, giver: "Backend") -> Call:
-        """A call that copies a tensor of another device, the giver, to one of this one, among what
-        both have to do: nothing that the giver is asked for later changes what arrives."""
-        return Call(self._copy, target, source, giver)
+    def bind_copy(
+        self, target: Tensor, source: Tensor, giver: "Backend"
+    ) -> tuple[Call | None, Call]:
+        """Calls that copy a tensor of another device, the giver, to one of this one: one that marks
+        that the giver has made it, if there is need, and one before this device reads it. Nothing
+        that the giver is asked for after the second changes what arrives."""
+        return None, Call(self._copy, target, source, giver)
 
     def _copy(self, target: Tensor, source: Tensor, giver: "Backend") -> None:
         self.write(target, giver.read(source))

@@ -5,10 +5,11 @@
 
 A device does what it is asked for one after the other, and passes are numbered in the order of
 their gradients' sum. So each part of a pass comes after the same part of the pass before: the sums
-are those of passes that run one after the other.
+are those of passes that run one after the other. A device that computes one part of a pass has
+memory for one: it begins the next pass when what it made was asked for.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
 
@@ -23,6 +24,10 @@ def in_turns(
     done = [0] * n_passes  # parts of each pass that are started
     ready = [0.0] * n_passes  # when those have ended
     free: dict[Hashable, float] = defaultdict(float)  # when a device has done what it was asked for
+    n_parts = Counter(device for device, _ in parts)
+    ahead = [  # parts of the pass before that are started before a part is
+        min(i + 1 + (n_parts[device] == 1), len(parts)) for i, (device, _) in enumerate(parts)
+    ]
 
     def start(k: int) -> tuple[float, int]:
         """When the next part of pass k can begin; of several the one that is furthest comes first,
@@ -32,7 +37,7 @@ def in_turns(
     for _ in range(n_passes * len(parts)):
         first = next(k for k in range(n_passes) if done[k] < len(parts))
         among = range(first, min(first + n_slots, n_passes))
-        k = min((k for k in among if k == first or done[k] < done[k - 1]), key=start)
+        k = min((k for k in among if k == first or done[k - 1] >= ahead[done[k]]), key=start)
         device, seconds = parts[done[k]]
         ready[k] = free[device] = start(k)[0] + seconds
         yield k, done[k]

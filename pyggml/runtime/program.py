@@ -230,18 +230,19 @@ def _steps(
 ) -> Iterator[_Step]:
     """All that a run does, in order. after: node → what follows it at once."""
     devices, changed, inputs = schedule.devices, _changed_leaves(schedule), _input_leaves(schedule)
+    marks, copies = _copies(schedule)
     for part in schedule.parts:
         first, last = part is schedule.parts[0], part is schedule.parts[-1]
         for call in _for_each(devices, devices.begin, changed if first else ()):
             yield part, None, call
-        for call in _before(schedule, part, inputs[part], changed):
+        for call in chain(_before(schedule, part, inputs[part], changed), copies[part]):
             yield part, None, call
         for node in part.nodes:
             if node in (bound := kernels[part.backend]):
                 yield part, node, bound[node]
                 for then in after.get(node, ()):
                     yield part, None, then
-        for call in _after(schedule, part):
+        for call in chain(marks[part], _after(schedule, part)):
             yield part, None, call
         for call in _for_each(devices, devices.end, changed if last else ()):
             yield part, None, call
@@ -305,8 +306,23 @@ def _before(
     write = partial(devices.bind_write, backend=part.backend)
     yield from _for_each(devices, fetch, (t for t in part.leaves if t in changed))
     yield from _for_each(devices, fetch, inputs, of_others=write)
-    for copy in part.copies:
-        yield copy.taker.bind_copy(copy.target, copy.source, copy.giver)
+
+
+def _copies(
+    schedule: Schedule,
+) -> tuple[Mapping[DevicePart, list[Call]], Mapping[DevicePart, list[Call]]]:
+    """Of each part the calls that mark what it has made for others, at once, since its device may
+    be asked for other work before it is taken; and those that take what it reads of others."""
+    marks, copies = (dict[DevicePart, list[Call]]() for _ in range(2))
+    last: dict[Backend, DevicePart] = {}
+    for part in schedule.parts:
+        marks[part], copies[part] = [], []
+        for copy in part.copies:
+            mark, take = part.backend.bind_copy(copy.target, copy.source, copy.giver)
+            marks[last[copy.giver]] += [mark] if mark else []
+            copies[part].append(take)
+        last[part.backend] = part
+    return marks, copies
 
 
 def _after(schedule: Schedule, part: DevicePart) -> Iterator[Call]:

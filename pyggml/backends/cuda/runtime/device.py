@@ -158,12 +158,13 @@ class CudaBackend(Backend):
             return super().bind_write(tensor, values)
         return Call(self._run, self._transfers.bind_to_card(target, values), target, values)
 
-    def bind_copy(self, target: Tensor, source: Tensor, giver: Backend) -> Call:
+    def bind_copy(self, target: Tensor, source: Tensor, giver: Backend) -> tuple[Call | None, Call]:
         """As Backend.bind_copy: from card to card, if the bytes lie alike on both."""
         alike = span(source) == span(target) and source.strides == target.strides
         if not (isinstance(giver, CudaBackend) and alike and source.n_elements):
             return super().bind_copy(target, source, giver)
-        return Call(Crossing(self._end(target), giver._end(source)))
+        crossing = Crossing(self._end(target), giver._end(source))
+        return Call(crossing.mark), Call(crossing.take)
 
     def _end(self, t: Tensor) -> End:
         with self._working():

@@ -71,8 +71,8 @@ class End:
 
 
 class Crossing:
-    """A copy from one card to another among what both do: it begins when both have come to it, and
-    both go on when it is done."""
+    """A copy from one card to another among what both do: it begins when the giver has come to the
+    mark and the taker to the copy. The giver goes on at once, until it is told of the copy."""
 
     def __init__(self, taker: End, giver: End) -> None:
         self._taker, self._giver = taker, giver
@@ -81,25 +81,19 @@ class Crossing:
         with taker.working():
             self._taken = Event()
 
-    def __call__(self) -> None:
+    def mark(self) -> None:
+        with self._giver.working():
+            self._made.record(self._giver.stream)
+
+    def take(self) -> None:
         taker, giver = self._taker, self._giver
-        if taker.stream is giver.stream:
-            with taker.working():
-                self._copy()
-            return
-        with giver.working():
-            self._made.record(giver.stream)
+        of, to = giver.bytes, taker.bytes
         with taker.working():
             self._made.hold(taker.stream)
-            self._copy()
+            copy_between(taker.index, to.address, giver.index, of.address, to.n, taker.stream)
             self._taken.record(taker.stream)
         with giver.working():
             self._taken.hold(giver.stream)
-
-    def _copy(self) -> None:
-        taker, giver = self._taker, self._giver
-        of, to = giver.bytes, taker.bytes
-        copy_between(taker.index, to.address, giver.index, of.address, to.n, taker.stream)
 
 
 class Transfers:
