@@ -10,6 +10,7 @@ are ways between them, else through the host.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -119,22 +120,31 @@ class _Sum(ABC):
 
 
 class _SumAlone(_Sum):
-    """Of one process, where the parameters are. totals: of each gradient."""
+    """Of one process, where the parameters are. The sums have memory there from the first step
+    on that has several batches. totals: of each gradient."""
 
     def __init__(self, totals: Mapping[Tensor, Tensor], devices: Devices) -> None:
-        pairs = totals.items()
-        self._zero = _bound(devices, *(fill_inplace(total, 0.0) for total in totals.values()))
-        self._add = _bound(devices, *(add_inplace(total, gradient) for gradient, total in pairs))
-        self._end = _bound(devices, *(add_inplace(gradient, total) for gradient, total in pairs))
+        self._totals, self._devices = totals, devices
+
+    @cached_property
+    def _programs(self) -> tuple[Program, Program, Program]:
+        """Make the sums 0; add gradients to them; add them to gradients."""
+        pairs, bound = self._totals.items(), partial(_bound, self._devices)
+        return (
+            bound(*(fill_inplace(total, 0.0) for total in self._totals.values())),
+            bound(*(add_inplace(total, gradient) for gradient, total in pairs)),
+            bound(*(add_inplace(gradient, total) for gradient, total in pairs)),
+        )
 
     def keep(self, i: int) -> None:
+        zero, add, _ = self._programs
         if i == 0:
-            self._zero()
-        self._add()
+            zero()
+        add()
 
     def end(self, mine: int, n: int) -> None:
         if n > 1:
-            self._end()
+            self._programs[2]()
 
 
 class _SumOnHost(_Sum):

@@ -98,9 +98,8 @@ def on_devices(
         mine += gathered_bytes(parameters, devices, backend)
         homes = (devices.home(t) or devices.first for t in cache)
         rows = sum(t.n_bytes for t, home in zip(cache, homes, strict=True) if home is backend)
-        by_device.append(
-            OnDevice(backend, constant, beside, mine, arena + inputs, rows, backend.own)
-        )
+        driver = backend.own(sum(len(p.graph.nodes) for p in plans))
+        by_device.append(OnDevice(backend, constant, beside, mine, arena + inputs, rows, driver))
     return by_device
 
 

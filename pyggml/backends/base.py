@@ -173,9 +173,9 @@ class Backend(ABC):
         """Bytes of the device's memory that `alloc(n_bytes)` takes."""
         return n_bytes
 
-    @property
-    def own(self) -> int:
-        """Bytes of the device's memory that its driver and libraries take besides."""
+    def own(self, n_nodes: int) -> int:
+        """Bytes of the device's memory that its driver and libraries take besides, for programs of
+        so many nodes."""
         return 0
 
     def memory(self) -> tuple[int, int] | None:

@@ -91,7 +91,7 @@ class Schedule:
         beside = dict(filter(None, map(backend.lasting, nodes)))
         sizes = (*(leaf.n_bytes for leaf in leaves), *beside.values())
         arena = self.plans[backend].n_bytes if leaves else 0
-        return backend.own + arena + sum(map(backend.allocation, sizes))
+        return backend.own(len(nodes)) + arena + sum(map(backend.allocation, sizes))
 
     def report(self) -> str:
         """What runs where, as text: devices with their bytes and parts, copies, fallbacks."""

@@ -90,4 +90,4 @@ def room(graph: Graph, card: CudaBackend) -> int | None:
     ):
         return None
     leaves = sum(card.allocation(t.n_bytes) for t in {t.root: None for t in graph.leaves})
-    return (memory[0] - plan(graph, card).n_bytes - leaves - card.own) // _SHARE
+    return (memory[0] - plan(graph, card).n_bytes - leaves - card.own(len(graph.nodes))) // _SHARE

@@ -39,8 +39,9 @@ from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 
-# What the driver takes for a process, its kernels and captured graphs, and cuBLAS for its handles.
-_CONTEXT = 940 << 20
+# What the driver takes for a process and its kernels, and cuBLAS for its handles; for a node of a
+# captured graph.
+_CONTEXT, _OF_NODE = 868 << 20, 34 << 10
 _LARGE = 1 << 20  # an array that is worth locking pages
 
 _OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every process needs
@@ -100,9 +101,8 @@ class CudaBackend(Backend):
     def _array(self, n_bytes: int) -> Any:
         return cuda.device_array(n_bytes, np.uint8, stream=self.stream)
 
-    @property
-    def own(self) -> int:
-        return _CONTEXT + workspaces()
+    def own(self, n_nodes: int) -> int:
+        return _CONTEXT + workspaces() + _OF_NODE * n_nodes
 
     def memory(self) -> tuple[int, int]:
         with self._working():
