@@ -93,10 +93,10 @@ def _model_files(word: str, files: Sequence[str], tag: str) -> list[str]:
     if not tag and len(stems) == 1:
         fits = [*stems.values()]
     if len(fits) != 1:
-        known = [*stems]
-        near = suggestion(tag, [stem.rpartition("-")[2] for stem in known]) if tag else ""
+        names = [*stems]
+        near = suggestion(tag, [stem.rpartition("-")[2] for stem in names]) if tag else ""
         what = f"{len(fits)} files of type {tag or _USUAL}" if fits else f"no {tag or 'such'} file"
-        listed = ", ".join(f"{stem}.gguf" for stem in known) or "no GGUF file"
+        listed = ", ".join(f"{stem}.gguf" for stem in names) or "no GGUF file"
         raise ConfigError(f"{word}: has {what}{near}; wanted one of its files: {listed}")
     (parts,) = fits
     _check_whole(word, parts)

@@ -112,8 +112,8 @@ class Settings:
             raise ConfigError(faults)
 
     def _faults(self) -> list[Fault]:
-        given = [(f, getattr(self, f.name)) for f in fields(self)]
-        return [(f.name, _fault(f, value)) for f, value in given if not _fits(f, value)]
+        values = [(f, getattr(self, f.name)) for f in fields(self)]
+        return [(f.name, _fault(f, value)) for f, value in values if not _fits(f, value)]
 
     def shared_by_runs(self) -> Mapping[str, Any]:
         """What a resumed run must share, by name."""

@@ -40,8 +40,8 @@ def command(threads: int) -> None:
     """
     pyggml.threads.set(threads)
     began = perf_counter()
-    first, *others = ARCHITECTURES
-    work = [(first, t) for t in FILE_TYPES] + [(name, next(iter(FILE_TYPES))) for name in others]
+    first, *rest = ARCHITECTURES
+    work = [(first, t) for t in FILE_TYPES] + [(name, next(iter(FILE_TYPES))) for name in rest]
     with tempfile.TemporaryDirectory(prefix="pyggml-", ignore_cleanup_errors=True) as folder:
         for number, (architecture, file_type) in enumerate(work, 1):
             with progress_lines():

@@ -136,9 +136,9 @@ def command_line() -> str:
 
 def words_again() -> list[str]:
     """The words that start the command that runs once more, as a process of this Python."""
-    name, *given = _line
+    name, *arguments = _line
     command = [] if name == "pyggml" else [name.removeprefix("pyggml-")]
-    return [sys.executable, "-P", "-m", "pyggml", *command, *given]
+    return [sys.executable, "-P", "-m", "pyggml", *command, *arguments]
 
 
 def at_end(act: Callable[[], None]) -> None:

@@ -400,9 +400,9 @@ def settings_options(
     defaults   what stands for the default None of some, in words
     """
     hints = get_type_hints(config)
-    wanted = [f for f in fields(config) if f.name not in set(without)]
+    shown = [f for f in fields(config) if f.name not in set(without)]
     return [
-        _option(f, hints[f.name], flags.get(f.name, f.name), defaults.get(f.name)) for f in wanted
+        _option(f, hints[f.name], flags.get(f.name, f.name), defaults.get(f.name)) for f in shown
     ]
 
 

@@ -42,13 +42,13 @@ def most_connections(n: int) -> int:
         import resource
     except ImportError:  # Windows has no such limit
         return n
-    needed = n + _SPARE_FILES + psutil.Process().num_fds()
+    n_files = n + _SPARE_FILES + psutil.Process().num_fds()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY not in (soft, hard) and soft < needed:
+    if resource.RLIM_INFINITY not in (soft, hard) and soft < n_files:
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(n_files, hard), hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return n if soft == resource.RLIM_INFINITY else max(1, n - max(0, needed - soft))
+    return n if soft == resource.RLIM_INFINITY else max(1, n - max(0, n_files - soft))
 
 
 class WatchedServer(uvicorn.Server):

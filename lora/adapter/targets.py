@@ -184,7 +184,7 @@ def _too_small(chosen: Mapping[str, Target], usual: int) -> list[Fault]:
         return []
     least = min(small, key=highest.__getitem__)
     rank, most = chosen[least].rank, highest[least]
-    others = f" and {len(small) - 1} more matrices are too small" if len(small) > 1 else ""
-    why = f"{least} has {most} rows or columns{others}"
+    rest = f" and {len(small) - 1} more matrices are too small" if len(small) > 1 else ""
+    why = f"{least} has {most} rows or columns{rest}"
     setting = "rank" if rank == usual else "rank_pattern"
     return [(setting, f"is {rank}, wanted at most {most}: {why}")]

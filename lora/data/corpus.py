@@ -47,18 +47,18 @@ def read_corpus(
     rows that are not as wanted or do not fit into a window (by number), or for too little text.
     """
     c = config or DataConfig()
-    given = [files] if isinstance(files, str | os.PathLike | Source) else files
+    sources = [files] if isinstance(files, str | os.PathLike | Source) else files
     if rows == "training":
-        return TextReader(tokenizer, c, cache).corpus(given, held_out)
+        return TextReader(tokenizer, c, cache).corpus(sources, held_out)
     if rows == "prompts":
         from pyggml.lora.data.prompts import read_prompts  # other runs start without it
 
-        return read_prompts(given, tokenizer, c, held_out)
+        return read_prompts(sources, tokenizer, c, held_out)
     if rows in OF_TEXTS:
-        return _reader_of(rows)(tokenizer, c, cache, rows).corpus(given, held_out)
+        return _reader_of(rows)(tokenizer, c, cache, rows).corpus(sources, held_out)
     from pyggml.lora.data.preferences import read_preferences
 
-    return read_preferences(given, tokenizer, c, rows, cache, held_out)
+    return read_preferences(sources, tokenizer, c, rows, cache, held_out)
 
 
 def _reader_of(rows: str) -> type[TextReader]:

@@ -82,10 +82,10 @@ class _PromptReader(CorpusReader):
         if not fits.all() and self.config.long_chats != "drop":
             i = int(documents.lengths.argmax())
             n_long = np.count_nonzero(~fits)
-            others = f", the most of {n_long} that are too long" if n_long > 1 else ""
+            rest = f", the most of {n_long} that are too long" if n_long > 1 else ""
             raise DataError(
                 f"{path}: {UNITS[content.kept.kind]} {rows[i].place.number} has "
-                f"{documents.lengths[i]} tokens{others}, wanted at most {self.ctx}, which leave "
+                f"{documents.lengths[i]} tokens{rest}, wanted at most {self.ctx}, which leave "
                 "room for an answer in a window: give a larger --ctx, or --long-chats drop"
             )
         documents, rows = documents.part(np.flatnonzero(fits)), rows[fits]

@@ -110,9 +110,9 @@ def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> Non
         assert documents.places is not None
         longest = long[documents.lengths[long].argmax()]
         place = RowPlace(str(path), UNITS[kind], *documents.places[longest].tolist())
-        others = f", the most of {len(long)} that are too long" if len(long) > 1 else ""
+        rest = f", the most of {len(long)} that are too long" if len(long) > 1 else ""
         raise DataError(
-            f"{path}: {place} has {documents.lengths[longest]} tokens{others}, wanted at most "
+            f"{path}: {place} has {documents.lengths[longest]} tokens{rest}, wanted at most "
             f"{ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows, or "
             "--long-chats drop, cut or truncate"
         )

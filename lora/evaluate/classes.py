@@ -72,8 +72,8 @@ def classify(
 
     def ids(row: ClassRow) -> tuple[int, ...]:
         if row.label not in labels.tokens:
-            known = first_names(labels.names, 10)
-            raise BadValue(f"has the label {row.label[:40]!r}, wanted one of {known}")
+            names = first_names(labels.names, 10)
+            raise BadValue(f"has the label {row.label[:40]!r}, wanted one of {names}")
         document = encode_class(row, model.tokenizer, encoding)
         assert document.trained is not None
         text = tuple(document.ids[: int(np.argmax(document.trained))])

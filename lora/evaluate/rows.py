@@ -90,9 +90,9 @@ def windows(rows: Sequence[Row], tokenizer: Tokenizer, config: DataConfig) -> tu
     n_long = len(documents) - len(kept)
     if n_long and config.long_chats == "refuse":
         i = int(np.argmax([len(d) for d in documents]))
-        others = f", the most of {n_long} that are too long" if n_long > 1 else ""
+        rest = f", the most of {n_long} that are too long" if n_long > 1 else ""
         raise DataError(
-            f"{rows[i].place.file}: {rows[i].place} has {len(documents[i])} tokens{others}, wanted "
+            f"{rows[i].place.file}: {rows[i].place} has {len(documents[i])} tokens{rest}, wanted "
             f"at most {config.ctx + 1}, those of a window of {config.ctx}: give a larger --ctx, or "
             "--long drop or cut"
         )

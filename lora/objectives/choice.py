@@ -86,8 +86,8 @@ def defaults_of_runs() -> dict[str, str]:
 
 
 def _alternatives(names: list[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    *rest, last = names
+    return f"{', '.join(rest)} and {last}" if rest else last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +117,8 @@ class _Chosen(Settings):
     def build(self) -> Objective:
         """The objective with its settings. Raises ConfigError for one that is out of range."""
         kind = OBJECTIVES[self.objective]
-        given = {f.name: getattr(self, f.name) for f in fields(kind)}
-        return kind(**{name: value for name, value in given.items() if value is not None})
+        values = {f.name: getattr(self, f.name) for f in fields(kind)}
+        return kind(**{name: value for name, value in values.items() if value is not None})
 
 
 _FIRST = {name: next(iter(of.values())).default for name, of in USERS.items()}

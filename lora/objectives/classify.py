@@ -101,8 +101,8 @@ class Classify(Objective):
             return (counts.sum() / (len(labels) * np.maximum(counts, 1))).astype(np.float32)
         given = _weights_in(self.class_weights)
         if unknown := [name for name in given if name not in labels.tokens]:
-            known = ", ".join(labels.names)
-            raise ConfigError([("class_weights", f"names {unknown[0]!r}, wanted some of {known}")])
+            names = ", ".join(labels.names)
+            raise ConfigError([("class_weights", f"names {unknown[0]!r}, wanted some of {names}")])
         return np.array([given.get(name, 1.0) for name in labels.names], np.float32)
 
 

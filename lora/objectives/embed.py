@@ -104,8 +104,8 @@ class Embed(Objective):
         """One of POOLED. ConfigError for a model whose file names another."""
         pooling = usual_pooling(config) if self.pooling == _MODEL else self.pooling
         if pooling not in POOLED:
-            known = ", ".join(POOLED)
-            fault = f"is model, whose file says {pooling}, wanted one of {known}"
+            names = ", ".join(POOLED)
+            fault = f"is model, whose file says {pooling}, wanted one of {names}"
             raise ConfigError([("pooling", fault)])
         return pooling
 

@@ -124,11 +124,11 @@ def _measures(record: Mapping[str, Any]) -> dict[tuple[str, Column], Measure]:
         return {}
     unknown = np.full(norms.shape, np.nan)
     numbers = [unknown if t is None else t for t in tables]
-    known = [Column(*column.partition(" ")[::2]) for column in columns]
+    parts = [Column(*column.partition(" ")[::2]) for column in columns]
     return {
         (layer, column): Measure(*(float(t[i, c]) for t in numbers))
         for i, layer in enumerate(layers)
-        for c, column in enumerate(known)
+        for c, column in enumerate(parts)
         if record["norm"][i][c] is not None
     }
 

@@ -59,8 +59,8 @@ class WeightsAndBiases:
         folder.mkdir(exist_ok=True)
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True)
-        known = {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}
-        about = {"project": "pyggml", "name": name, "config": known}
+        values = {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}
+        about = {"project": "pyggml", "name": name, "config": values}
         self._run = wandb.init(dir=str(folder), mode=mode, settings=quiet, **about)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

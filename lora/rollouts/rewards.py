@@ -110,13 +110,16 @@ class Reward:
         completion: Any = text
         if as_trl and not isinstance(row.prompt, str):
             completion = [{"role": "assistant", "content": text}]
-        given = {**row.columns, "prompt": row.prompt, "completion": completion}
+        arguments = {**row.columns, "prompt": row.prompt, "completion": completion}
         if as_trl:
-            given["completions"], given["prompts"] = given.pop("completion"), given.pop("prompt")
-            given = {name: [value] for name, value in given.items()}
+            arguments["completions"], arguments["prompts"] = (
+                arguments.pop("completion"),
+                arguments.pop("prompt"),
+            )
+            arguments = {name: [value] for name, value in arguments.items()}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            given = {name: value for name, value in given.items() if name in parameters}
-        value = self.function(**given)
+            arguments = {name: value for name, value in arguments.items() if name in parameters}
+        value = self.function(**arguments)
         return _number(_only(value) if as_trl else value)
 
 

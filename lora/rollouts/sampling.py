@@ -130,9 +130,9 @@ class GroupSampler:
             slot: _Writing(Completion(tokenizer, replace(self._how, seed=seed), prompt, n))
             for slot, seed in seeds.items()
         }
-        first, *others = writing
+        first, *rest = writing
         logits = batch.feed({first: prompt})
-        for slot in others:
+        for slot in rest:
             slot.copy_prefix(first, len(prompt))
             logits[slot] = logits[first]
         while logits:

@@ -152,9 +152,9 @@ def validation_loss(
     loss = objective.loss(net, leaves)["loss"]
     schedules = [schedule(g, model.devices) for g in (net.net.graph(loss=loss), *feed.graphs)]
     arenas = Arenas(*schedules)
-    program, *others = (bind(each, True, arenas) for each in schedules)
+    program, *rest = (bind(each, True, arenas) for each in schedules)
     total = 0.0
-    for batch in feed.batches(others, data, windows, ALONE):
+    for batch in feed.batches(rest, data, windows, ALONE):
         batch.fill(inputs)
         leaves.write(batch)
         program()

@@ -160,8 +160,8 @@ def messages_of(value: Any) -> tuple[Messages, Weights]:
 
 def not_learned(messages: Messages, weights: Weights) -> frozenset[int]:
     """The numbers of the messages that are not the assistant's, or have the weight 0."""
-    others = (i for i, m in enumerate(messages) if m["role"] != "assistant")
-    return frozenset(others) | {i for i, weight in weights.items() if not weight}
+    indices = (i for i, m in enumerate(messages) if m["role"] != "assistant")
+    return frozenset(indices) | {i for i, weight in weights.items() if not weight}
 
 
 # -- how much is learned ------------------------------------------------------------------------
@@ -223,11 +223,11 @@ def _message(item: Any) -> Message:
     share_gpt = "from" in item and "role" not in item
     speaker, said = ("from", "value") if share_gpt else ("role", "content")
     who = item.get(speaker)
-    known = _SPEAKERS if share_gpt else _ROLES
-    role = known.get(who) if isinstance(who, str) else None
+    roles = _SPEAKERS if share_gpt else _ROLES
+    role = roles.get(who) if isinstance(who, str) else None
     if role is None:
         shown = f"{who[:20]!r}" if isinstance(who, str) else f"a {kind_of(who)}"
-        raise BadValue(f'has the "{speaker}" {shown}, wanted one of {", ".join(known)}')
+        raise BadValue(f'has the "{speaker}" {shown}, wanted one of {", ".join(roles)}')
     again = item.get({"content": "value", "value": "content"}[said])
     if again and again != item.get(said):
         raise BadValue('has a "content" and a "value" that differ')

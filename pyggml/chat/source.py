@@ -164,10 +164,10 @@ def _choose(tokenizer: Tokenizer, wanted: str) -> _Choice:
     except UnicodeDecodeError:
         raise TemplateError(f"{path}: is not UTF-8, wanted a chat template") from None
     except (OSError, ValueError) as error:
-        known = (MODEL, *filter(None, tokenizer.chat_templates), *BUILT_IN)
+        names = (MODEL, *filter(None, tokenizer.chat_templates), *BUILT_IN)
         raise TemplateError(
-            f"{wanted}: is no chat template, wanted one of {', '.join(known)}, or a file "
-            f"({getattr(error, 'strerror', None) or error}){suggestion(wanted, known)}"
+            f"{wanted}: is no chat template, wanted one of {', '.join(names)}, or a file "
+            f"({getattr(error, 'strerror', None) or error}){suggestion(wanted, names)}"
         ) from None
     with gguf.open(path) as opened:
         metadata = Metadata({key: opened.get(key) for key in opened.metadata})
@@ -180,8 +180,8 @@ def _file_template(templates: Mapping[str, str], inputs: str, origin: str) -> _C
     name = next((name for name in ("", "default") if name in templates), None)
     if name is not None:
         return _Choice(templates[name], origin, templates.get(TOOL_USE), inputs)
-    others = "".join(f"{name}, " for name in templates)
+    named = "".join(f"{name}, " for name in templates)
     owner = "the model's file" if origin.startswith("the model") else origin.split(" of ", 1)[1]
     raise TemplateError(
-        f"{owner} has no chat template: name one, {others}{', '.join(BUILT_IN)} or a file of Jinja2"
+        f"{owner} has no chat template: name one, {named}{', '.join(BUILT_IN)} or a file of Jinja2"
     )

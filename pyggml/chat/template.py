@@ -141,13 +141,13 @@ class ChatTemplate:
             return other.render(messages, tools, documents, add_generation_prompt)
         has_calls = any(message.get("tool_calls") for message in messages)
         form = self._form if has_calls else AS_GIVEN
-        given = {
+        inputs = {
             "messages": [self._with_parts(form.write(self._message(m))) for m in messages],
             "tools": _plain(tools) if tools else None,
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._render(given)
+        return self._render(inputs)
 
     def _render(self, given: Mapping[str, Any]) -> str:
         limits.SPENT.begin()
@@ -182,9 +182,9 @@ class ChatTemplate:
 
     def _writes(self, content: Any) -> bool:
         message = {"role": "user", "content": content}
-        given = dict.fromkeys(_OWN) | {"messages": [message], "add_generation_prompt": True}
+        inputs = dict.fromkeys(_OWN) | {"messages": [message], "add_generation_prompt": True}
         try:
-            return "zqasked" in self._render(given)
+            return "zqasked" in self._render(inputs)
         except TemplateError:
             return False
 

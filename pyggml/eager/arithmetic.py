@@ -183,12 +183,12 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
     """Axes counted from the first, each once."""
     n = len(x.shape)
-    given = range(n) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
-    if wrong := [i for i in given if not isinstance(i, int | np.integer)]:
+    axes = range(n) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+    if wrong := [i for i in axes if not isinstance(i, int | np.integer)]:
         raise ShapeError(f"{name}: axis {wrong[0]!r}, wanted an integer")
-    if wrong := [i for i in given if not -n <= i < n]:
+    if wrong := [i for i in axes if not -n <= i < n]:
         raise ShapeError(f"{name}: there is no axis {wrong[0]} in shape {x.shape}")
-    return tuple(sorted({i % n for i in given}))
+    return tuple(sorted({i % n for i in axes}))
 
 
 def _full(shape: Shape, value: float) -> Tensor:

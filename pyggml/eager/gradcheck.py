@@ -116,8 +116,8 @@ def gradcheck(
     out, leaves = _graph_of(what, inputs, settings)
     output = CheckedOutput.of(out, leaves, kernels)
     rng = np.random.default_rng(seed)
-    wanted = tolerance or (ROUNDED if output.kernels else EXACT)
-    return Verdict(tuple(_check(output, i, rng, wanted) for i in range(len(leaves))), wanted)
+    limit = tolerance or (ROUNDED if output.kernels else EXACT)
+    return Verdict(tuple(_check(output, i, rng, limit) for i in range(len(leaves))), limit)
 
 
 def _graph_of(
@@ -183,8 +183,8 @@ def _by_directions(
     for _ in range(N_DIRECTIONS):
         u, v = rng.standard_normal(f.out.shape), rng.standard_normal(t.shape)
         g = f.gradient(i, u)
-        slope, wanted = float(np.sum(g * v)), float(np.sum(u * f.slope(i, x, v)))
-        error = abs(slope - wanted) / (float(np.linalg.norm(g)) or 1.0)
+        slope, expected = float(np.sum(g * v)), float(np.sum(u * f.slope(i, x, v)))
+        error = abs(slope - expected) / (float(np.linalg.norm(g)) or 1.0)
         if not error <= most:
             most, at = error, (u, g)
     return most, _worst_of_some(f, i, x, *at, rng) if at and not most <= tolerance else None

@@ -112,8 +112,8 @@ class Operators(ABC):
 
     def reshape(self, *shape: Any) -> Self:
         """The same elements with other axes, one of which may be -1."""
-        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        return self._apply(ops.reshape, shape=tuple(wanted))
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        return self._apply(ops.reshape, shape=tuple(sizes))
 
     def transpose(self, *axes: int) -> Self:
         """Axis i is axes[i] of this value; the axes in reverse by default."""

@@ -260,9 +260,10 @@ def apply(builder: Callable[..., Tensor], *sources: Any, **params: Any) -> Value
     """
     values = [as_value(s) for s in sources]
     node = builder(*(v.node for v in values), **params)
-    known = next((v for v in values if v.node is node), None)  # a builder may give back its source
-    if known is not None:
-        return known
+    # A builder may give back its source.
+    existing = next((v for v in values if v.node is node), None)
+    if existing is not None:
+        return existing
     wanted = any(v.requires_grad for v in values) and not _is_constant(node)
     kind = next((type(v) for v in values if not v.is_known), Value)
     value = kind(node, wanted)

@@ -69,8 +69,8 @@ class Graph:
         cls, every: Sequence[Tensor], steps: Iterable[Tensor] = (), names: Sequence[str] = ()
     ) -> Graph:
         """`of` for outputs of a graph that was checked before: a pass does not check it again."""
-        needed = reachable(*every)
-        order = _in_order([*(s for s in steps if s in needed), *every], needed)
+        reached = reachable(*every)
+        order = _in_order([*(s for s in steps if s in reached), *every], reached)
         return cls(
             nodes=tuple(t for t in order if t.op is not None),
             leaves=tuple(t for t in order if t.op is None),
@@ -137,8 +137,8 @@ class Graph:
 
     def __repr__(self) -> str:
         """<Graph of loss and 2 more: nodes 812, leaves 311>"""
-        first, *others = (t.name or repr(t) for t in self.outputs)
-        more = f" and {len(others)} more" if others else ""
+        first, *rest = (t.name or repr(t) for t in self.outputs)
+        more = f" and {len(rest)} more" if rest else ""
         return f"<Graph of {first}{more}: nodes {len(self.nodes)}, leaves {len(self.leaves)}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -211,11 +211,11 @@ def _in_order(roots: Sequence[Tensor], tensors: Collection[Tensor]) -> list[Tens
 
 def reachable(*roots: Tensor) -> Collection[Tensor]:
     """The roots and all that they depend on. The order has no meaning, but is always the same."""
-    needed = dict.fromkeys(roots)
-    stack = list(needed)
+    reached = dict.fromkeys(roots)
+    stack = list(reached)
     while stack:
         for s in stack.pop().src:
-            if s not in needed:
-                needed[s] = None
+            if s not in reached:
+                reached[s] = None
                 stack.append(s)
-    return needed.keys()
+    return reached.keys()

@@ -145,8 +145,8 @@ def call_by_row(
     names = (*(f"y{i}" for i in range(len(results))), *formula.sources)
     one_each = (y for i, y in enumerate(names[: len(results)]) if not formula.differs(i))
     single = {*formula.single, *one_each}
-    given = zip(names, (*results, *sources), strict=True)
-    arrays = [a.reshape(-1, 1) if s in single else as_rows(a) for s, a in given]
+    named = zip(names, (*results, *sources), strict=True)
+    arrays = [a.reshape(-1, 1) if s in single else as_rows(a) for s, a in named]
     n_rows, n = arrays[names.index(formula.along[0])].shape
     of_source = dict(zip(formula.sources, axes, strict=bool(axes)))
     tables = [_tiles(of_source[formula.along[0]], of_source[s]) for s in formula.tiled]

@@ -160,12 +160,12 @@ def _read_splits(
 
     tokens: of each text one, or two of which the second counts less.
     """
-    known = {*model.activations}
+    activations = {*model.activations}
     kinds = [
         (i, kind)
         for i in range(model.config.n_layer)
         for kind, (branch, _) in _SPLITS.items()
-        if {f"blk.{i}.{kind}", f"blk.{i}.{branch}"} <= known
+        if {f"blk.{i}.{kind}", f"blk.{i}.{branch}"} <= activations
     ]
     last = f"blk.{model.config.n_layer - 1}.out"
     names = [f"blk.{i}.{n}" for i, kind in kinds for n in (kind, _SPLITS[kind][1])]

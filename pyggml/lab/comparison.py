@@ -226,8 +226,8 @@ def compare_answers(
     x, y = (np.asarray(question(model), np.float64) for model in (base, other))
     if x.shape != y.shape:
         raise ConfigError(f"the answers have shapes {x.shape} and {y.shape}, wanted one")
-    known = np.isfinite(x) & np.isfinite(y)
-    a, b = x[known], y[known]
+    finite = np.isfinite(x) & np.isfinite(y)
+    a, b = x[finite], y[finite]
     n = min(most, len(a))
     top = [{*np.argsort(-np.abs(each), kind="stable")[:n].tolist()} for each in (a, b)]
     varies = len(a) > 1 and a.std() > 0 and b.std() > 0

@@ -33,14 +33,14 @@ def exact(model: Model) -> Model:
     That of another device stays as it was opened, and is warned of unless it was for
     compute="f32".
     """
-    others = [b for b in model.devices.backends if not b.is_host]
-    if others and model.compute != "f32":
+    devices = [b for b in model.devices.backends if not b.is_host]
+    if devices and model.compute != "f32":
         warn(
-            f"products round on {others[0].name}: load(…, compute='f32') is exact",
+            f"products round on {devices[0].name}: load(…, compute='f32') is exact",
             RuntimeWarning,
             stacklevel=3,
         )
-    if others or not model.rounds:
+    if devices or not model.rounds:
         return model
     twin = copy(model)
     twin.compute, twin.backend = "f32", CPU("f32")

@@ -106,16 +106,16 @@ def _hearing(
 
 def _senders_end(model: Model, receiver: str) -> int:
     """The first block none of whose heads precede a receiver. ConfigError for what is none."""
-    known, n = model.activations, model.config.n_layer
+    activations, n = model.activations, model.config.n_layer
     final = [part.name for part in [model.parts.decoder.norm] if isinstance(part, Norm)]
     ends = dict.fromkeys((*final, "output", "logits"), n)
     for i, block in enumerate(model.parts.decoder.blocks):
         ends |= {f"blk.{i}.{x}": i for x in "qkv"}
         for b in branches(block):
             if b.part.branch == "ffn_out":
-                after = i + (f"blk.{i}.mid" in known)
+                after = i + (f"blk.{i}.mid" in activations)
                 ends |= {f"blk.{i}.{p.name}": after for p in b.before if isinstance(p, Norm)}
-    ends = {name: end for name, end in ends.items() if name in known}
+    ends = {name: end for name, end in ends.items() if name in activations}
     if receiver not in ends:
         near = suggestion(receiver, ends) or f"; there are {', '.join(ends)}"
         raise ConfigError(f"{receiver} is nothing that reads the residual stream{near}")

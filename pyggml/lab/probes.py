@@ -88,10 +88,10 @@ class Probe:
     def _row(self, of: Any) -> int:
         if len(self.bias) == 1 and of is None:
             return 0
-        known = [] if self.classes is None or len(self.bias) == 1 else self.classes.tolist()
-        if of not in known:
-            raise ConfigError(f"of is {of!r}, wanted {f'one of {known}' if known else 'None'}")
-        return known.index(of)
+        classes = [] if self.classes is None or len(self.bias) == 1 else self.classes.tolist()
+        if of not in classes:
+            raise ConfigError(f"of is {of!r}, wanted {f'one of {classes}' if classes else 'None'}")
+        return classes.index(of)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -135,18 +135,18 @@ def evaluate(t: Tensor, values: Mapping[Tensor, np.ndarray] | None = None) -> np
     Quantised leaves are unpacked, integers stay integers. Raises NoGradientError for backward nodes
     that read what a forward kernel saved: there is no reference for them.
     """
-    known: dict[Tensor, np.ndarray] = dict(values or {})
+    numbers: dict[Tensor, np.ndarray] = dict(values or {})
     for node in topological(t):
-        if node in known:
+        if node in numbers:
             continue
         if node.op is None:
-            known[node] = in_float64(node)
+            numbers[node] = in_float64(node)
         elif node.op is SAVED:
             raise NoGradientError(f"evaluate: {node!r} is written by a kernel, not by a reference")
         else:
-            sources = (known[s] for s in node.src)
-            known[node] = np.asarray(node.op.ref(*sources, **node.params))
-    return known[t]
+            sources = (numbers[s] for s in node.src)
+            numbers[node] = np.asarray(node.op.ref(*sources, **node.params))
+    return numbers[t]
 
 
 def in_float64(t: Tensor) -> np.ndarray:

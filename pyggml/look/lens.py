@@ -97,8 +97,8 @@ def attention_maps(
     """
     blocks = range(model.config.n_layer) if blocks is None else list(blocks)
     names = {i: f"blk.{i}.attn_pattern" for i in blocks}
-    known = {*model.activations}
-    if lacking := [i for i, name in names.items() if name not in known]:
+    activations = {*model.activations}
+    if lacking := [i for i, name in names.items() if name not in activations]:
         raise ConfigError(f"block {lacking[0]} has no attention")
     with model.trace(*names.values()) as t:
         model.logits(texts)

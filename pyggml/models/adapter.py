@@ -141,20 +141,20 @@ def _another_model(file: gguf.GGUFFile) -> str:
 def _check_architecture(file: gguf.GGUFFile, parts: Parts) -> None:
     """AdapterError if the adapter is for models of another architecture."""
     key, wanted = "general.architecture", parts.config.architecture
-    given = file.get(key)
-    if not isinstance(given, str) or given != wanted:
-        there = "missing" if given is None else short(given)
+    stored = file.get(key)
+    if not isinstance(stored, str) or stored != wanted:
+        there = "missing" if stored is None else short(stored)
         about = _another_model(file)
         raise AdapterError(f"{file.path}: {about}{key} is {there}, wanted {wanted!r}")
 
 
 def _wrong_kind(file: gguf.GGUFFile) -> list[str]:
     wanted = {"general.type": "adapter", "adapter.type": "lora"}
-    given = {key: file.get(key) for key in wanted}
+    values = {key: file.get(key) for key in wanted}
     faults = [
-        f"{key} is {'missing' if given[key] is None else short(given[key])}, wanted {value!r}"
+        f"{key} is {'missing' if values[key] is None else short(values[key])}, wanted {value!r}"
         for key, value in wanted.items()
-        if not isinstance(given[key], str) or given[key] != value
+        if not isinstance(values[key], str) or values[key] != value
     ]
     if faults and "token_embd.weight" in file.tensors:
         faults.append("it is a whole model: open it by itself, nothing is to be added to another")
@@ -196,12 +196,12 @@ def _misfit(
 ) -> str | None:
     if spec is None or base not in parts.weights:
         return f"{base[:60]} is no tensor of the model"
-    wanted = spec.update(b.shape[-1])
-    if wanted is None:
+    shapes = spec.update(b.shape[-1])
+    if shapes is None:
         return f"{base[:60]} is no linear module, so an update of it would have no effect"
     if base == f"{parts.output_name}.weight" and spec.table:
         return f"{base}: {TIED}"
-    if (a.shape, b.shape) != wanted:
+    if (a.shape, b.shape) != shapes:
         return f"{base}: A {a.shape} and B {b.shape} do not make {spec.shape}"
     if a.dtype.name not in QUANTS or b.dtype.name not in QUANTS:
         return f"{base}: types {a.dtype} and {b.dtype}, known are {', '.join(QUANTS)}"

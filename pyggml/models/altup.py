@@ -63,13 +63,13 @@ class AltUpStreams(_Streams):
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         n_tokens, n_embd = x.shape
         w = reshape(net.weights[f"{at}{self.name}.weight"], (-1, n_embd))
-        others = reshape(mul_mat(w, x), (n_tokens, self.n - 1, n_embd))
+        rest = reshape(mul_mat(w, x), (n_tokens, self.n - 1, n_embd))
         for p in net.updates(f"{at}{self.name}.weight"):
             down = mul_mat(reshape(p.a, (-1, n_embd)), p.input(x, net.inputs.draw))
             down = permute(reshape(scale(down, p.scale), (n_tokens, self.n - 1, -1)), (1, 0, 2))
-            others = add(others, permute(mul_mat(p.b, down), (1, 0, 2)))
+            rest = add(rest, permute(mul_mat(p.b, down), (1, 0, 2)))
         first = reshape(x, (n_tokens, 1, n_embd))
-        return concat(first, _as_long_as(first, others), 1)
+        return concat(first, _as_long_as(first, rest), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ class AltUpMerge(_Streams):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         first = narrow(x, 1, 0, 1)
-        others = permute(narrow(x, 1, 1, self.n - 1), (1, 0, 2))
-        y = mul_mat(net.weights[f"{at}{self.name}.weight"], others)
+        rest = permute(narrow(x, 1, 1, self.n - 1), (1, 0, 2))
+        y = mul_mat(net.weights[f"{at}{self.name}.weight"], rest)
         for p in net.updates(f"{at}{self.name}.weight"):
-            down = scale(mul_mat(p.a, p.input(others, net.inputs.draw)), p.scale)
+            down = scale(mul_mat(p.a, p.input(rest, net.inputs.draw)), p.scale)
             y = add(y, mul_mat(p.b, down))
         all_of_it = concat(first, _as_long_as(first, permute(y, (1, 0, 2))), 1)
         total = repeat_back(all_of_it, (x.shape[0], 1, self.n_embd))
@@ -144,8 +144,8 @@ class AltUp(Part):
         first = self._vector(y)
         own = self.own(net, at, mul(first, net.weights[f"{at}altup_correct_scale.weight"]))
         own = named_branch(net, at, self.own, own)
-        others = add(narrow(y, 1, 1, self.n - 1), reshape(own, (x.shape[0], 1, self.n_embd)))
-        return concat(narrow(y, 1, 0, 1), others, 1)
+        rest = add(narrow(y, 1, 1, self.n - 1), reshape(own, (x.shape[0], 1, self.n_embd)))
+        return concat(narrow(y, 1, 0, 1), rest, 1)
 
     def _vector(self, x: Tensor) -> Tensor:
         """The first vector of the stream, (T, n_embd)."""

@@ -91,8 +91,8 @@ class Sum(Part):
     @property
     def branch(self) -> str:
         """Of experts beside a shared one, theirs; "" for attention beside a feed-forward part."""
-        first, *others = dict.fromkeys(part.branch for part in self.parts)
-        return "" if others else first
+        first, *rest = dict.fromkeys(part.branch for part in self.parts)
+        return "" if rest else first
 
     def tensors(self, at: str) -> Tensors:
         return merge_tensors(part.tensors(at) for part in self.parts)
@@ -102,9 +102,9 @@ class Sum(Part):
         return self.parts
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        first, *others = self.parts
+        first, *rest = self.parts
         y = self._name_result(net, at, first, x)
-        for part in others:
+        for part in rest:
             y = add(y, self._name_result(net, at, part, x))
         return y
 

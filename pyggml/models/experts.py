@@ -214,10 +214,10 @@ def sqrt_softplus(x: Tensor) -> Tensor:
 def read_gating(r: Reader, default: int | None = None) -> Callable[[Tensor], Tensor]:
     """The function from a router's logits to weights; its numbers are llama.cpp's, 0 for the
     default. A softmax over the chosen experts alone is one over all of them that is normalised."""
-    known = (soft_max, sigmoid, soft_max, sqrt_softplus)
+    functions = (soft_max, sigmoid, soft_max, sqrt_softplus)
     least = 0 if default else 1
-    kind = r.count("expert_gating_func", default, least=least, most=len(known)) or default or 1
-    return known[kind - 1]
+    kind = r.count("expert_gating_func", default, least=least, most=len(functions)) or default or 1
+    return functions[kind - 1]
 
 
 def read_router(r: Reader, default: int | None = None) -> dict[str, Any]:

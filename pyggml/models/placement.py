@@ -50,9 +50,9 @@ class Placement:
         """
         shares = tuple(shares) or _free(devices)
         if len(shares) % len(devices) or not all(0 <= s < inf for s in shares) or not any(shares):
-            given = ",".join(f"{share:g}" for share in shares)
+            words = ",".join(f"{share:g}" for share in shares)
             shape = f"a share from 0 on for each of {_join([d.name for d in devices])}"
-            raise ConfigError([("split", f"is {given}, wanted {shape}, not all of them 0")])
+            raise ConfigError([("split", f"is {words}, wanted {shape}, not all of them 0")])
         n_layers = min(n_layers, n_blocks + 1)
         ends = [end / sum(shares) for end in accumulate(shares)]
         start = max(n_blocks - n_layers, 0)

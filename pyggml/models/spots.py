@@ -60,8 +60,8 @@ class Run:
         if rows is not None:
             assert self.rows is not None
             masks.append(self.rows.mask(name, rows))
-        first, *others = masks
-        chosen = mul(first, *others) if others else first
+        first, *rest = masks
+        chosen = mul(first, *rest) if rest else first
         return chosen if self.of is None else get_rows(chosen, self.of)
 
     def _at_positions(self, name: str, tokens: tuple[int, ...]) -> Tensor:

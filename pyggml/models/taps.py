@@ -164,5 +164,5 @@ def check_names(patterns: Iterable[str], known: Sequence[str]) -> None:
     if strangers:
         names = ", ".join(dict.fromkeys(strangers))
         near = next(filter(None, (suggestion(name, known) for name in strangers)), "")
-        some = f"; there are {', '.join([*known[:6], '…', *known[-3:]])}"
-        raise ConfigError(f"no activation is named {names}{near or some}")
+        listing = f"; there are {', '.join([*known[:6], '…', *known[-3:]])}"
+        raise ConfigError(f"no activation is named {names}{near or listing}")

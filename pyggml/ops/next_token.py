@@ -121,8 +121,8 @@ def _advance(
 
 
 def _advance_run(site: Site) -> Call:
-    _, *others = site.src
-    return Call(_advance, site.out, *others)
+    _, *rest = site.src
+    return Call(_advance, site.out, *rest)
 
 
 def _advance_samples(rng: np.random.Generator) -> Iterator[Sample]:

@@ -62,9 +62,9 @@ class ImportanceMatrix:
 
     def origin(self) -> dict[str, Any]:
         """llama.cpp's keys of a model that was packed by it, after "quantize.imatrix."."""
-        given = {"file": self.path, "dataset": next(iter(self.datasets), "")}
+        facts = {"file": self.path, "dataset": next(iter(self.datasets), "")}
         counts = {"entries_count": len(self.sums), "chunks_count": self.n_chunks}
-        return {k: v for k, v in given.items() if v} | {k: np.uint32(n) for k, n in counts.items()}
+        return {k: v for k, v in facts.items() if v} | {k: np.uint32(n) for k, n in counts.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as llama.cpp does; an older file stays whole until the new one is complete."""

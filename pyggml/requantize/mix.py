@@ -86,8 +86,8 @@ def mix(
             types[name] = DTYPES[row.base]
         else:
             tied = "output.weight" not in shapes
-            wanted = _type_by_rules(row, name, shape, tied, model, count)
-            types[name] = DTYPES[_fitting(wanted, shape[-1])]
+            kind = _type_by_rules(row, name, shape, tied, model, count)
+            types[name] = DTYPES[_fitting(kind, shape[-1])]
     return types
 
 
@@ -151,12 +151,12 @@ def _choose(choice: Choice, base: str, i: int, n: int, model: ModelFacts) -> str
 
 def _attn_v(row: FileType, model: ModelFacts, count: _Count) -> str:
     i, count.attn_v = count.attn_v, count.attn_v + 1
-    wanted = _choose(row.attn_v, row.base, i, count.n_attn_v, model)
+    kind = _choose(row.attn_v, row.base, i, count.n_attn_v, model)
     if row.smallest:
-        return wanted
+        return kind
     if model.n_expert == 8:
         return "Q8_0"
-    return "Q5_K" if wanted in ("Q3_K", "Q4_K") and _is_seventy_b(model) else wanted
+    return "Q5_K" if kind in ("Q3_K", "Q4_K") and _is_seventy_b(model) else kind
 
 
 def _ffn(row: FileType, part: str, name: str, model: ModelFacts, count: _Count) -> str:

@@ -173,15 +173,15 @@ def _misfits(file: gguf.GGUFFile, importance: ImportanceMatrix | None) -> list[F
     """Whether the importance matrix is another model's: of other names, or of other shapes."""
     if importance is None:
         return []
-    known = {n: s.squares.size for n, s in importance.sums.items() if n in file.tensors}
-    shapes = {name: file.tensors[name].shape for name in known}
+    sizes = {n: s.squares.size for n, s in importance.sums.items() if n in file.tensors}
+    shapes = {name: file.tensors[name].shape for name in sizes}
     wrong = [
         f"{brief(name)} of shape {shapes[name]} has the importance of {size} columns: the "
         "importance matrix is another model's"
-        for name, size in known.items()
+        for name, size in sizes.items()
         if size not in (shapes[name][-1], prod(shapes[name][:-2]) * shapes[name][-1])
     ]
-    if not known:
+    if not sizes:
         return ["has none of the tensors that the importance matrix names: it is another model's"]
     return [*wrong[:1]]
 

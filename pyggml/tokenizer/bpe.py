@@ -73,8 +73,8 @@ class _OfCharacters:
         for parts in cut:
             ids: list[int] = []
             for part in parts:
-                known = isinstance(part, int)
-                ids.extend([part] if known else self._spell(part, next(encodings).ids))
+                is_token = isinstance(part, int)
+                ids.extend([part] if is_token else self._spell(part, next(encodings).ids))
             encoded.append(ids)
         return encoded
 

@@ -47,8 +47,8 @@ class Metadata:
 
     def variants(self, key: str) -> dict[str, str]:
         """The strings of `key` and `key.NAME`, by NAME; "" is that of the key itself."""
-        wanted = (name for name in self._values if name == key or name.startswith(f"{key}."))
-        return {name[len(key) + 1 :]: self.text(name) or "" for name in sorted(wanted)}
+        names = (name for name in self._values if name == key or name.startswith(f"{key}."))
+        return {name[len(key) + 1 :]: self.text(name) or "" for name in sorted(names)}
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._values.get(key, default)
@@ -102,8 +102,8 @@ class Metadata:
 
 
 def _wrong(key: str, value: object, wanted: str) -> TokenizerError:
-    given = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else brief(value)
-    return TokenizerError(f"{key} is {given}, wanted {wanted}")
+    stored = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else brief(value)
+    return TokenizerError(f"{key} is {stored}, wanted {wanted}")
 
 
 def _decode(key: str, raws: Sequence[bytes]) -> list[str]:

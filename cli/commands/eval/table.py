@@ -100,12 +100,12 @@ def _of_categories(file: File, answers: Answers, measures: Sequence[str]) -> lis
 
 def _measures(results: Sequence[Answers]) -> list[str]:
     """The measures, without that by bytes where it says the same as that by characters."""
-    known = [m for m in MEASURES if m in results[0].right]
-    if "acc_bytes" in known and all(
+    measures = [m for m in MEASURES if m in results[0].right]
+    if "acc_bytes" in measures and all(
         (r.right["acc_bytes"] == r.right["acc_norm"]).all() for r in results
     ):
-        known.remove("acc_bytes")
-    return known
+        measures.remove("acc_bytes")
+    return measures
 
 
 def _against(names: Sequence[str]) -> str:

@@ -440,8 +440,8 @@ def check_room(job: Job, parameters: Parameters, n_output: int) -> None:
     if folder is not None:  # one more than those that stay
         there = sum(path.stat().st_size for path in existing(Path(folder)))
         each = parameters.trained_bytes + kept_bytes(job.train, parameters) + _HEADER_BYTES
-        needed = each * (job.train.checkpoint_keep + 1)
-        check_space(Path(folder), max(0, needed - there))
+        n_bytes = each * (job.train.checkpoint_keep + 1)
+        check_space(Path(folder), max(0, n_bytes - there))
 
 
 def checkpoint_of(path: Path) -> Path:

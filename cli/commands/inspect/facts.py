@@ -123,8 +123,8 @@ def _value(field: Field) -> Facts:
     if not isinstance(value, StringArray | np.ndarray):
         return {"value": _plain(value)}
     n = len(value)
-    some = [_plain(x) for x in value[: n if n <= _WHOLE else _FIRST]]
-    return {"value": some} if n <= _WHOLE else {"n": n, "first": some}
+    items = [_plain(x) for x in value[: n if n <= _WHOLE else _FIRST]]
+    return {"value": items} if n <= _WHOLE else {"n": n, "first": items}
 
 
 def _plain(x: Any) -> Any:
@@ -177,8 +177,8 @@ def _tokenizer(file: GGUFFile) -> Facts:
     for name in _SPECIAL:
         id = file.get(f"tokenizer.ggml.{name}_token_id")
         if type(id) is int:
-            known = texts is not None and 0 <= id < len(texts)
-            values["special"][name] = {"id": id, "text": texts[id] if known and texts else None}
+            is_listed = texts is not None and 0 <= id < len(texts)
+            values["special"][name] = {"id": id, "text": texts[id] if is_listed and texts else None}
     for flag in ("add_bos_token", "add_eos_token", "add_space_prefix"):
         value = file.get(f"tokenizer.ggml.{flag}")
         if isinstance(value, bool):

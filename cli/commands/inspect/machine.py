@@ -41,11 +41,11 @@ def say_machine() -> None:
     _say_devices()
     say()
     say("what computes, by tokens")
-    for first, *others in _alike():
+    for first, *rest in _alike():
         say(_line(f"  {first} · x", _products("mul_mat", first)))
         say(_line(f"  {first}ᵀ · dy", _products("out_prod", first)))
-        if others:
-            text = f"and so {', '.join(others)}"
+        if rest:
+            text = f"and so {', '.join(rest)}"
             say(fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT))
     problems = [_attention(n) for n in _TOKENS]
     say(_line("  attention", [forward_path(p).name for p in problems]))

@@ -28,11 +28,11 @@ def heads(model: Model, question: TextQuery) -> dict[str, Any]:
     """The attention of every head of every block, small: rows of T² bytes in base64, of which 255
     is the whole attention and the scale that of its root. Raises ConfigError for a model without
     attention."""
-    known = model.activations
-    names = [n for n in known if n.startswith("blk.") and n.endswith(".attn_pattern")]
+    activations = model.activations
+    names = [n for n in activations if n.startswith("blk.") and n.endswith(".attn_pattern")]
     if not names:
         raise ConfigError("no block of this model has attention")
-    n_maps = max(sum(".attn_head." in n for n in known), 1)
+    n_maps = max(sum(".attn_head." in n for n in activations), 1)
     most = min(_MOST_TOKENS, model.config.n_ctx, max(isqrt(_MOST_POINTS // n_maps), 2))
     ids, n_all = ids_of(model, question.text, most)
     with model.trace(*names) as t:

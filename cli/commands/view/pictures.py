@@ -243,11 +243,11 @@ def search(picture: Picture, words: str, stage: int | None = None) -> dict[str, 
     """
     hits = []
     for section in picture.at(stage).sections:
-        wanted = _in_section(words.lower(), section)
+        part = _in_section(words.lower(), section)
         i = picture.number(section)
         for direction in ("forward", "backward"):
-            for j, t in enumerate(of(section, direction) if wanted else ()):
-                if any(wanted in name.lower() for name in _names(t)):
+            for j, t in enumerate(of(section, direction) if part else ()):
+                if any(part in name.lower() for name in _names(t)):
                     about = {"section": i, "title": section.title, "direction": direction}
                     hits.append(about | {"node": j} | _tensor(t))
     return {"hits": hits[:_MOST_HITS], "n_hits": len(hits)}

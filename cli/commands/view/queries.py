@@ -128,9 +128,9 @@ def brief(text: str) -> str:
 
 
 def _number(query: Mapping[str, str], name: str, least: int, most: int, faults: list[str]) -> int:
-    given = query.get(name, "")
-    is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
-    if is_number and least <= int(given) <= most:
-        return int(given)
-    faults.append(f"{name} is {brief(given)}, wanted a whole number from {least} to {most}")
+    word = query.get(name, "")
+    is_number = word.isascii() and word.isdecimal() and len(word) <= _MOST_DIGITS
+    if is_number and least <= int(word) <= most:
+        return int(word)
+    faults.append(f"{name} is {brief(word)}, wanted a whole number from {least} to {most}")
     return least

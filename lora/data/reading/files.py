@@ -100,9 +100,9 @@ class RowFaults:
         return "; ".join(said) + (f"; and {more} more" if more else "")
 
     def _sentence(self, fault: str, n: int) -> str:
-        first, *others = self.places[fault]
-        more = f" and {n - 1 - len(others):,} more" if n - 1 > len(others) else ""
-        return f"{first}{fault}" + (f" (so too {', '.join(others)}{more})" if others else "")
+        first, *rest = self.places[fault]
+        more = f" and {n - 1 - len(rest):,} more" if n - 1 > len(rest) else ""
+        return f"{first}{fault}" + (f" (so too {', '.join(rest)}{more})" if rest else "")
 
 
 def rows_of(

@@ -260,9 +260,9 @@ def _check_lengths(lengths: Sequence[int], places: Sequence[RowPlace], ctx: int)
     long = [i for i, n in enumerate(lengths) if n > ctx + 1]
     if long:
         i = max(long, key=lengths.__getitem__)
-        others = f", the most of {len(long)} that are too long" if len(long) > 1 else ""
+        rest = f", the most of {len(long)} that are too long" if len(long) > 1 else ""
         raise DataError(
-            f"{places[i].file}: {places[i]} has {lengths[i]} tokens, prompts included{others}, "
+            f"{places[i].file}: {places[i]} has {lengths[i]} tokens, prompts included{rest}, "
             f"wanted at most {ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter "
             "rows, or --long-chats drop, cut or truncate"
         )

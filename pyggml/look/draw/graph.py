@@ -67,8 +67,8 @@ def inside(
     that a pass makes, "new", or takes away, "gone".
     """
     own = set(nodes)
-    others = (s for t in nodes for s in t.src if s.op is not None and s not in own)
-    inputs = [s for s in dict.fromkeys(others) if kind == "forward" or s not in forward]
+    sources = (s for t in nodes for s in t.src if s.op is not None and s not in own)
+    inputs = [s for s in dict.fromkeys(sources) if kind == "forward" or s not in forward]
     kinds = [_with_mark("trained" if _reads(t, trained) else kind, t, marks) for t in nodes]
     title = f"{len(nodes)} {kind} nodes, {len(inputs)} inputs"
     return _nodes((*nodes, *inputs), [*kinds, *["input"] * len(inputs)], title)
@@ -160,8 +160,8 @@ def _flow(above: Section, below: Section, left: float, right: float, y: float) -
 def stream_between(results: Sequence[Tensor], read: Sequence[Tensor]) -> str:
     """The shape and type of what the second nodes read first of the first ones. They do not read
     those of a folded section, which are an earlier block's; then it is that of the last one."""
-    known = set(results)
-    known_source = next((s for t in read for s in t.src if s in known), None)
+    reached = set(results)
+    known_source = next((s for t in read for s in t.src if s in reached), None)
     return _shape(known_source or results[-1]) if results else ""
 
 

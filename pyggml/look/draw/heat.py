@@ -53,8 +53,8 @@ KINDS = {
 
 def kinds_of(o: Overview) -> list[str]:
     """The names of those KINDS of which an overview has numbers; of zeros, numbers above 0."""
-    known = {name: kind.numbers(o)[np.isfinite(kind.numbers(o))] for name, kind in KINDS.items()}
-    return [name for name, x in known.items() if x.size and (x.any() or not KINDS[name].is_share)]
+    finite = {name: kind.numbers(o)[np.isfinite(kind.numbers(o))] for name, kind in KINDS.items()}
+    return [name for name, x in finite.items() if x.size and (x.any() or not KINDS[name].is_share)]
 
 
 def heat_map(o: Overview, kind: str = "norm", step: int | None = None) -> str:

@@ -35,8 +35,8 @@ class Layers:
 def place_in_layers(nodes: Sequence[Tensor]) -> Layers:
     """The nodes in layers, with the edges among them; parts without an edge between them stand
     side by side, the largest first. Raises PyggmlError without igraph."""
-    known = set(nodes)
-    pairs = [(s, t) for t in nodes for s in dict.fromkeys(t.src) if s in known]
+    members = set(nodes)
+    pairs = [(s, t) for t in nodes for s in dict.fromkeys(t.src) if s in members]
     places: dict[Tensor, Point] = {}
     ways: dict[tuple[Tensor, Tensor], list[Point]] = {}
     right = 0.0

@@ -48,11 +48,11 @@ class Scale:
     def logarithmic(cls, numbers: np.ndarray) -> Scale:
         """From the least to the greatest of those that are finite and above 0; six decades at
         most."""
-        known = numbers[np.isfinite(numbers) & (numbers > 0)]
-        if not known.size:
+        positive = numbers[np.isfinite(numbers) & (numbers > 0)]
+        if not positive.size:
             return cls(0.0, 1.0, is_log=True)
-        high = log10(known.max())
-        return cls(max(log10(known.min()), high - _DECADES), high, is_log=True)
+        high = log10(positive.max())
+        return cls(max(log10(positive.min()), high - _DECADES), high, is_log=True)
 
     def level(self, x: float) -> int:
         """x: finite, and above 0 if the scale is logarithmic."""

@@ -81,9 +81,9 @@ def rope_table(
 
 def check_mode(mode: str) -> None:
     """ShapeError unless the mode is one of ggml's."""
-    known = (*ONE_POSITION, *FOUR_POSITIONS)
-    if mode not in known:
-        raise ShapeError(f"rope: mode is {mode!r}, wanted one of {', '.join(known)}")
+    modes = (*ONE_POSITION, *FOUR_POSITIONS)
+    if mode not in modes:
+        raise ShapeError(f"rope: mode is {mode!r}, wanted one of {', '.join(modes)}")
 
 
 _REFUSES = {

@@ -142,8 +142,8 @@ def _floats(out: np.ndarray, x: np.ndarray, to: DType, of: DType) -> Call:
 def _check_types(name: str, x: Tensor, to: DType) -> None:
     """ShapeError unless one is F32 and the other a type to go to or from, or both are floats."""
     pair = {x.dtype, to}
-    known = all(t in (*_FLOATS, I32) or (t.quantised and t.name in QUANTS) for t in pair)
-    if not known or not (F32 in pair or len(pair) == 1 or pair <= {*_FLOATS}):
+    supported = all(t in (*_FLOATS, I32) or (t.quantised and t.name in QUANTS) for t in pair)
+    if not supported or not (F32 in pair or len(pair) == 1 or pair <= {*_FLOATS}):
         raise ShapeError(f"{name}: x is {x!r} and goes to {to}, wanted F32 and another type")
     pack = QUANTS[to.name].pack if to.quantised else None
     if isinstance(pack, NoPack) and x.dtype is not to:

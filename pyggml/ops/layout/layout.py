@@ -35,8 +35,8 @@ def reshape(x: Tensor, shape: Shape) -> Tensor:
     """
     shape = tuple(shape)
     if shape.count(-1) == 1:
-        known = -prod(shape)
-        shape = tuple(x.n_elements // known if n == -1 and known else n for n in shape)
+        size = -prod(shape)
+        shape = tuple(x.n_elements // size if n == -1 and size else n for n in shape)
     return RESHAPE(x, shape=shape)
 
 

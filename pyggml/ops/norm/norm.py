@@ -149,8 +149,8 @@ def _run(of: Op) -> Callable[[Site], Call]:
         p = site.node.params
         parts = zip(*(_in_groups(a, p["n_groups"]) for a in (site.out, *site.src)), strict=True)
         eps = np.float32(p["eps"])
-        first, *others = (call_by_row(formula, [out], src, eps) for out, *src in parts)
-        return Call(one_by_one, [first, *others]) if others else first
+        first, *rest = (call_by_row(formula, [out], src, eps) for out, *src in parts)
+        return Call(one_by_one, [first, *rest]) if rest else first
 
     return run
 

@@ -101,10 +101,10 @@ def _conv_spec(state: Tensor, x: Tensor, w: Tensor, positions: Tensor) -> Spec:
 
 def _conv_ref(state: np.ndarray, x: np.ndarray, w: np.ndarray, positions: np.ndarray) -> np.ndarray:
     n_back, y = len(state), np.zeros(x.shape)
-    known = np.concatenate([state, x])
+    inputs = np.concatenate([state, x])
     for t, position in enumerate(positions):
         for back in range(min(n_back, position) + 1):
-            y[t] += w[:, n_back - back] * known[n_back + t - back]
+            y[t] += w[:, n_back - back] * inputs[n_back + t - back]
     return y
 
 
