@@ -6,11 +6,12 @@ usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,graph,decode,l
                  [--leave GB] [--sides "FLAGS; FLAGS"] [--peft-python PATH] [--unsloth-path DIR]
                  [--llama-bench PATH]
 
-MODEL is a file that make_model.py writes with --size 1.7B. --sides: the same step by PEFT and
-Unsloth, a process for each FLAGS of card_step.py, all warm before the first is measured, one at a
-time: "--liger; --compile; --unsloth; --unsloth --four-bit --checkpoint". --unsloth-path: where it
-and its needs lie. --llama-bench: that program of llama.cpp's, of its CUDA backend. Rows, of which
-the first six are run where none is named:
+MODEL is a file that make_model.py writes with --size 1.7B. --leave: so many GB of the card are free
+before steps, the others taken. --sides: the same step by PEFT and Unsloth, a process for each FLAGS
+of card_step.py, all warm before the first is measured, one at a time: "--liger; --compile;
+--unsloth; --unsloth --four-bit --checkpoint". --unsloth-path: where it and its needs lie.
+--llama-bench: that program of llama.cpp's, of its CUDA backend. Rows, of which the first six are
+run where none is named:
 
 machine   the card's bandwidth (a copy, read and written; the best of ten medians) and its bfloat16
           rate (cuBLAS, 8192³)
@@ -28,8 +29,7 @@ load      GB/s at which weights go to the card; one copy from locked pages, and 
           many bytes
 stream    a step whose blocks are made again in the backward pass (--grad-checkpointing), with all
           weights on the card, and with those of all blocks streamed, and as much parked with the
-          host as then does not fit: seconds, memory, a sum of the adapter's bytes; --leave: so
-          many GB of the card are free before, the others taken
+          host as then does not fit: seconds, memory, a sum of the adapter's bytes
 """
 
 from __future__ import annotations
@@ -221,6 +221,7 @@ def stepping(
 def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     n_sequences, n_ctx = size
     n = n_sequences * n_ctx
+    ballast = leave(card, options.leave)
     model = pyggml.load(file, backends=[card.backend])
     modules = tuple(options.modules.split(",")) if options.modules else None
     config = LoraConfig(rank=options.rank, alpha=2.0 * options.rank, modules=modules)
@@ -233,7 +234,7 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
         taken = taken[2:]  # the second captures
         fields = {"model": Path(file).name, "batch": n_sequences, "ctx": n_ctx}
         fields |= {"grad_checkpointing": options.grad_checkpointing}
-        fields |= memory(card, passes, adapter.parameters)
+        fields |= memory(card, passes, adapter.parameters, ballast)
         look_inside(card, passes, fields, options.rows)
     speed = n / median(taken)
     share = 4 * matrix_weights(model) * speed / card.flops if card.flops else 0.0
@@ -244,9 +245,15 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     )  # fmt: skip
 
 
-def memory(card: Card, passes: Passes, parameters: Parameters) -> dict[str, float]:
+def leave(card: Card, gigabytes: float) -> Any:
+    """What takes all but so much of the card's free memory, as long as it lives."""
+    n_bytes = card.free() - int(gigabytes * 1e9) if gigabytes else 0
+    return cuda.device_array(max(0, n_bytes), np.uint8)
+
+
+def memory(card: Card, passes: Passes, parameters: Parameters, ballast: Any) -> dict[str, float]:
     """What a step has taken; what is in use in all, with the driver's own; what --dry-run says."""
-    free, total = card.free(), card.backend.memory()[1]
+    free, total = card.free() + ballast.size, card.backend.memory()[1]
     (planned,) = on_devices(passes, parameters, held_bytes(parameters, TrainConfig()))
     return {
         "memory_gb": (card.empty - free) / 1e9, "in_use_gb": (total - free) / 1e9,
@@ -383,8 +390,7 @@ def load(card: Card, file: str) -> None:
 def stream(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     """Both in the same memory, which is as little as --leave says; what does not fit is said."""
     n = prod(size)
-    free = card.free()
-    ballast = card.backend.alloc(max(0, free - int(options.leave * 1e9))) if options.leave else None
+    ballast = leave(card, options.leave)
     for is_streamed in (False, True):
         model = pyggml.load(file, backends=[card.backend], stream_weights="off")
         model.stream(model.config.n_layer if is_streamed else 0)
@@ -395,7 +401,7 @@ def stream(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
             continue
         with stepping(adapter, passes, size) as step:
             first, *taken = (step() for _ in range(3 + options.steps))
-            fields = memory(card, passes, adapter.parameters)
+            fields = memory(card, passes, adapter.parameters, ballast)
         card.say(
             "stream", model=Path(file).name, batch=size[0], ctx=size[1], rank=options.rank,
             streamed_bytes=passes.training.n_streamed, parked_bytes=passes.training.n_parked,
