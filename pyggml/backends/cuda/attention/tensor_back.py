@@ -7,7 +7,7 @@ Where those would be too few blocks, each takes some of the heads that share the
 kernel adds up their parts.
 """
 
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -44,7 +44,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
 BR, KEYS = 64, 32  # queries of a block that makes dq, and keys at a time
-BC, QUERIES = 64, 16  # keys of a block that makes dk and dv, and queries at a time
+BC, QUERIES = 64, 32  # keys of a block that makes dk and dv, and queries at a time
 _WARPS = 8
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
 _ROUNDED = (0, 1, 2, 6)  # q, k, v, do
@@ -88,19 +88,23 @@ def _records(o_in_bf16: bool, do_in_bf16: bool) -> Any:
 
 @cache
 def _products(head_size: int) -> tuple[Any, Any]:
-    """(by_row, across_rows): s = A·Bᵀ of a tile's rows with A in registers; sums += p·B."""
+    """(two_by_row, across_rows): s = A·Bᵀ and dp = A'·B'ᵀ in turns, so that sums which wait for
+    nothing of each other follow each other, with A and A' in registers; sums += p·B."""
     _, right, across = readers(head_size)
     steps = head_size // 16
 
     @device
-    def by_row(s, held, tile, at, n):
+    def two_by_row(s, held, dp, held_too, tile, at, at_too, n):
         clear(s, n // 8)
+        clear(dp, n // 8)
         for c in range(steps):
-            a = held_at(held, c)
+            a, a_too = held_at(held, c), held_at(held_too, c)
             for j in range(n // 16):
-                b = right(tile, at, 16 * j, c)
+                b, b_too = right(tile, at, 16 * j, c), right(tile, at_too, 16 * j, c)
                 add_product(s, 2 * j, a, b[0], b[1])
                 add_product(s, 2 * j + 1, a, b[2], b[3])
+                add_product(dp, 2 * j, a_too, b_too[0], b_too[1])
+                add_product(dp, 2 * j + 1, a_too, b_too[2], b_too[3])
 
     @device
     def across_rows(sums, p, tile, at, n):
@@ -111,7 +115,7 @@ def _products(head_size: int) -> tuple[Any, Any]:
                 add_product(sums, 2 * c, a, b[0], b[1])
                 add_product(sums, 2 * c + 1, a, b[2], b[3])
 
-    return by_row, across_rows
+    return two_by_row, across_rows
 
 
 @device
@@ -141,7 +145,7 @@ def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
 def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
     put = ptx.put_two(dq_in_bf16)
     copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(KEYS, head_size)
-    left, by_row, across_rows = readers(head_size)[0], *_products(head_size)
+    left, two_by_row, across_rows = readers(head_size)[0], *_products(head_size)
     half = BR * head_size * 2  # also k and v of KEYS keys
     at_values, n_bytes = half // 2, 2 * half
     of_results, of_scores, of_query = (head_size // 8, 4), (KEYS // 8, 4), (head_size // 16, 4)
@@ -183,17 +187,16 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         ptx.commit_copies()
         here = 0
         for key in range(start, stop, KEYS):
-            copy_keys(tile, half - here, k, key + KEYS, key_head, n_keys, n_key_heads)
-            copy_keys(tile, half - here + at_values, v, key + KEYS, key_head, n_keys, n_key_heads)
+            there = half - here
+            ptx.await_copies()
+            cuda.syncthreads()  # so all have read what was there
+            copy_keys(tile, there, k, key + KEYS, key_head, n_keys, n_key_heads)
+            copy_keys(tile, there + at_values, v, key + KEYS, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
-            ptx.await_all_but_one()
-            cuda.syncthreads()
-            by_row(s, held, tile, here, KEYS)
-            by_row(dp, held_do, tile, here + at_values, KEYS)
+            two_by_row(s, held, dp, held_do, tile, here, here + at_values, KEYS)
             _slopes_by_query(s, dp, top, slope, starts, stops, key, scale)
             across_rows(sums, dp, tile, here, KEYS)
-            cuda.syncthreads()
-            here = half - here
+            here = there
         ptx.await_copies()
         _write(dq, sums, query, n_queries, head, n_heads, head_size, put, 0)
 
@@ -217,30 +220,34 @@ def _find_queries(range_of, span, n_queries, n_keys):
 
 
 @device
-def _load_queries(floats, seen_by, pairs, spans, query, at):
-    """Of the lane's columns: (lse in powers of two, δ), and the keys that each query sees.
-
-    at: of the head's first pair
-    """
-    for i in range(QUERIES // 8):
-        column = query + 8 * i + ((cuda.threadIdx.x & 3) << 1)
-        f, s = ptx.load_words(pairs, 8 * (at + column)), ptx.load_words(spans, 8 * column)
-        floats[2 * i, 0], floats[2 * i, 1] = ptx.as_float(f[0]), ptx.as_float(f[1])
-        floats[2 * i + 1, 0], floats[2 * i + 1, 1] = ptx.as_float(f[2]), ptx.as_float(f[3])
-        seen_by[2 * i, 0], seen_by[2 * i, 1] = np.int32(s[0]), np.int32(s[1])
-        seen_by[2 * i + 1, 0], seen_by[2 * i + 1, 1] = np.int32(s[2]), np.int32(s[3])
+def _copy_records(tile, at, pairs, spans, head, query, n_padded):
+    """Starts the copies of what is known of QUERIES queries: 16 bytes of a thread."""
+    half = QUERIES // 2
+    if cuda.threadIdx.x < QUERIES and query < n_padded:
+        i, to = cuda.threadIdx.x & (half - 1), at + 16 * cuda.threadIdx.x
+        if cuda.threadIdx.x < half:
+            ptx.copy_16(tile, to, pairs, 8 * (head * n_padded + query) + 16 * i, np.int32(16))
+        else:
+            ptx.copy_16(tile, to, spans, 8 * query + 16 * i, np.int32(16))
 
 
 @device
-def _slopes_by_key(s, dp, floats, seen_by, key, scale):
-    """s becomes p, dp becomes ds; rows are the lane's keys `key` and `key` + 8."""
+def _slopes_by_key(s, dp, tile, at, key, scale):
+    """s becomes p, dp becomes ds; rows are the lane's keys `key` and `key` + 8. The records of the
+    queries, which are columns, begin at byte `at`."""
     for i in range(QUERIES // 8):
+        of_column = at + 8 * (8 * i + ((cuda.threadIdx.x & 3) << 1))
+        f = ptx.load_words(tile, of_column)
+        seen_by = ptx.load_words(tile, of_column + 8 * QUERIES)
         for e in range(4):
-            of, row = 2 * i + (e & 1), np.int32(key + 8 * (e >> 1))
-            is_seen = seen_by[of, 0] <= row and row < seen_by[of, 1]
-            p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - floats[of, 0]) if is_seen else ZERO
-            s[i, e] = p
-            dp[i, e] = p * (dp[i, e] - floats[of, 1]) * scale
+            one = e & 1
+            row = np.int32(key + 8 * (e >> 1))
+            power, delta = ptx.as_float(f[2] if one else f[0]), ptx.as_float(f[3] if one else f[1])
+            start, stop = (seen_by[2], seen_by[3]) if one else (seen_by[0], seen_by[1])
+            p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - power)
+            is_seen = np.int32(start) <= row and row < np.int32(stop)
+            s[i, e] = p if is_seen else ZERO
+            dp[i, e] = p * (dp[i, e] - delta) * scale if is_seen else ZERO
 
 
 @cache
@@ -248,16 +255,28 @@ def _key_products(head_size: int) -> Any:
     left, right, _ = readers(head_size)
 
     @device
-    def scores(s, tile, at_rows, at_columns):
-        """s = A·Bᵀ: the warp's 16 rows of one tile, and 16 rows of another."""
+    def scores(s, dp, tile, at_values, at_queries, at_gradients):
+        """s = K·Qᵀ and dp = V·dOᵀ, of the warp's 16 keys and QUERIES queries, in turns."""
         clear(s, QUERIES // 8)
+        clear(dp, QUERIES // 8)
         row = 16 * (cuda.threadIdx.x >> 5)
         for c in range(head_size // 16):
-            a, b = left(tile, at_rows, row, c), right(tile, at_columns, 0, c)
-            add_product(s, 0, a, b[0], b[1])
-            add_product(s, 1, a, b[2], b[3])
+            a, a_too = left(tile, 0, row, c), left(tile, at_values, row, c)
+            for j in range(QUERIES // 16):
+                b = right(tile, at_queries, 16 * j, c)
+                b_too = right(tile, at_gradients, 16 * j, c)
+                add_product(s, 2 * j, a, b[0], b[1])
+                add_product(s, 2 * j + 1, a, b[2], b[3])
+                add_product(dp, 2 * j, a_too, b_too[0], b_too[1])
+                add_product(dp, 2 * j + 1, a_too, b_too[2], b_too[3])
 
     return scores
+
+
+def _bytes_by_key(head_size: int) -> int:
+    """Shared memory of a block that makes dk and dv: keys and values, two places for queries, their
+    gradients, and their records."""
+    return 4 * BC * head_size + 2 * QUERIES * (4 * head_size + 16)
 
 
 @cache
@@ -265,56 +284,55 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
     put_dk, put_dv = ptx.put_two(dk_in_bf16), ptx.put_two(dv_in_bf16)
     copy_keys, copy_queries = tile_copier(BC, head_size), tile_copier(QUERIES, head_size)
     scores, across_rows = _key_products(head_size), _products(head_size)[1]
-    at_v, at_q, n_bytes = 2 * BC * head_size, 4 * BC * head_size, 6 * BC * head_size
-    one = 2 * QUERIES * head_size  # bytes of a tile of queries
+    at_v, at_q, one = 2 * BC * head_size, 4 * BC * head_size, 2 * QUERIES * head_size
+    at_records = at_q + 4 * one  # behind both places of queries and of their gradients
     of_results, of_scores = (head_size // 8, 4), (QUERIES // 8, 4)
-    of_queries = (QUERIES // 4, 2)
 
-    @kernel
+    @partial(kernel, most_threads=THREADS, shared_bytes=_bytes_by_key(head_size), least_blocks=2)
     def backward(
         dk, dv, n_heads_of_part, range_of, spans, q, k, v, do, pairs, n_queries, n_padded, n_keys,
         n_heads, n_key_heads, scale,
     ):  # fmt: skip
-        tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
-        s = cuda.local.array(of_scores, np.float32)
-        dp = cuda.local.array(of_scores, np.float32)
+        tile = cuda.shared.array(0, np.uint8, ALIGNED)
+        s, dp = cuda.local.array(of_scores, np.float32), cuda.local.array(of_scores, np.float32)
         dks = cuda.local.array(of_results, np.float32)
         dvs = cuda.local.array(of_results, np.float32)
-        floats = cuda.local.array(of_queries, np.float32)
-        seen_by = cuda.local.array(of_queries, np.int32)
         key_head, n_groups = cuda.blockIdx.x, cuda.gridDim.z
         group = n_groups - 1 - longest_first(cuda.blockIdx.z, n_groups)  # the first has most to do
         first = group * BC
         key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
-        head_of_part = key_head * (n_heads // n_key_heads) + cuda.blockIdx.y * n_heads_of_part
+        head = key_head * (n_heads // n_key_heads) + cuda.blockIdx.y * n_heads_of_part
+        past = head + n_heads_of_part
         copy_keys(tile, 0, k, first, key_head, n_keys, n_key_heads)
         copy_keys(tile, at_v, v, first, key_head, n_keys, n_key_heads)
-        ptx.commit_copies()
         clear(dks, head_size // 8)
         clear(dvs, head_size // 8)
         start, stop = range_of[2 * group], range_of[2 * group + 1]
-        here = at_q
-        for head in range(head_of_part, head_of_part + n_heads_of_part):
-            copy_queries(tile, here, q, start, head, n_queries, n_heads)
-            copy_queries(tile, here + one, do, start, head, n_queries, n_heads)
-            ptx.commit_copies()
-            for query in range(start, stop, QUERIES):
-                there = 2 * at_q + 2 * one - here  # of two places, the other
-                copy_queries(tile, there, q, query + QUERIES, head, n_queries, n_heads)
-                copy_queries(tile, there + one, do, query + QUERIES, head, n_queries, n_heads)
-                ptx.commit_copies()
-                _load_queries(floats, seen_by, pairs, spans, query, head * n_padded)
-                ptx.await_all_but_one()
-                cuda.syncthreads()
-                scores(s, tile, 0, here)
-                scores(dp, tile, at_v, here + one)
-                _slopes_by_key(s, dp, floats, seen_by, key, scale)
-                across_rows(dvs, s, tile, here + one, QUERIES)
-                across_rows(dks, dp, tile, here, QUERIES)
-                cuda.syncthreads()
-                here = there
+        query, here = start, 0  # the first of two places, or the second
+        copy_queries(tile, at_q, q, start, head, n_queries, n_heads)
+        copy_queries(tile, at_q + one, do, start, head, n_queries, n_heads)
+        _copy_records(tile, at_records, pairs, spans, head, start, n_padded)
+        ptx.commit_copies()
+        for _ in range(n_heads_of_part * -(-(stop - start) // QUERIES) if start < stop else 0):
+            query += QUERIES
+            if query >= stop:
+                query, head = start, head + 1
             ptx.await_copies()
-            cuda.syncthreads()
+            cuda.syncthreads()  # so all have read what was there
+            if head < past:
+                there = at_q + 2 * one * (1 - here)
+                copy_queries(tile, there, q, query, head, n_queries, n_heads)
+                copy_queries(tile, there + one, do, query, head, n_queries, n_heads)
+                there = at_records + 16 * QUERIES * (1 - here)
+                _copy_records(tile, there, pairs, spans, head, query, n_padded)
+                ptx.commit_copies()
+            at = at_q + 2 * one * here
+            scores(s, dp, tile, at_v, at, at + one)
+            _slopes_by_key(s, dp, tile, at_records + 16 * QUERIES * here, key, scale)
+            across_rows(dvs, s, tile, at + one, QUERIES)
+            across_rows(dks, dp, tile, at, QUERIES)
+            here = 1 - here
+        ptx.await_copies()
         part = cuda.blockIdx.y * n_keys
         _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size, put_dk, part)
         _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size, put_dv, part)
@@ -410,7 +428,8 @@ def bind(site: CudaSite) -> Call:
         ),
         launch(of_queries, by_query, THREADS, stream, site.out, span, *common, writes=[site.out]),
         launch(
-            of_keys, by_key, THREADS, stream, *sums, of_part, range_of, spans, *common, writes=sums
+            of_keys, by_key, THREADS, stream, *sums, of_part, range_of, spans, *common,
+            shared_bytes=_bytes_by_key(head_size), writes=sums,
         ),
         *([add] if n_parts > 1 else []),
     )  # fmt: skip
