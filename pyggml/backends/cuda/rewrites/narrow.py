@@ -1,7 +1,7 @@
 """Numbers that are rounded where they are read are written, and kept, in bfloat16.
 
-    a product's result      if all who read it can read BF16: a product of rounded factors is no
-                            more exact than that
+    a product's result,     if all who read it can read BF16: a product of rounded factors is no
+    attention's gradients   more exact than that
     other results           if all who read them round them
     residual sums           stay F32 in the forward pass; norms of the backward pass, and sums that
                             it computes again, read a copy, if large tensors are kept in BF16 at all
@@ -66,7 +66,7 @@ class _Narrower:
         maker = t.src[0] if t.op is SAVED else t
         if t.dtype is not F32 or t in self._outputs or not self._readers(t) or maker.op is None:
             return False
-        if _is_product(maker):
+        if _is_product(maker) or (is_of(maker, "flash_attn_back") and _can_write(t, maker)):
             return self._all_take(t, exactly=False)
         return _can_write(t, maker) and self._all_take(t, exactly=True)
 

@@ -89,37 +89,55 @@ def _sum_chunks(out, sums, n):
         out[i] = total
 
 
-def _chunks(node: Tensor) -> list[int]:
-    """Rows of x, chunks of them, chunks of these, until one is left."""
-    x = node.src[0]
-    n_rows = x.n_elements // x.shape[-1]
-    sizes = [n_rows, max(-(-n_rows // _CHUNK_ROWS), 1)]
+def _levels(n_rows: int) -> list[int]:
+    """Rows of sums, chunks of them, chunks of these, until one is left."""
+    sizes = [n_rows]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // _CHUNK_SUMS))
     return sizes
 
 
+def bytes_of_sums(n_rows: int, n: int) -> int:
+    """Of so many rows of n sums, and of those that they are added up to, but the last row."""
+    return F32.block_bytes * n * sum(_levels(n_rows)[:-1])
+
+
+def summed(out: Any, scratch: Any, n_rows: int, stream: Any) -> tuple[Any, list[Call]]:
+    """The rows of sums to be written, and the calls that add them up in `out` (n,), in an order
+    that is always the same. scratch: `bytes_of_sums`, as float32; one row is `out` itself"""
+    levels, n = [], out.size
+    for size in _levels(n_rows)[:-1]:
+        levels.append(scratch[: size * n])
+        scratch = scratch[size * n :]
+    levels.append(out)
+    calls = (per_element(_sum_chunks, b.size, stream, b, a, n) for a, b in pairwise(levels))
+    return levels[0], list(calls)
+
+
+def _rows_and_chunks(node: Tensor) -> tuple[int, int]:
+    x = node.src[0]
+    n_rows = x.n_elements // x.shape[-1]
+    return n_rows, max(-(-n_rows // _CHUNK_ROWS), 1)
+
+
 def _back_w_scratch(node: Tensor, compute: str) -> int:
-    n_rows, *chunks = _chunks(node)
-    return F32.block_bytes * (n_rows + sum(chunks[:-1]) * node.shape[-1])
+    n_rows, n_chunks = _rows_and_chunks(node)
+    return F32.block_bytes * n_rows + bytes_of_sums(n_chunks, node.shape[-1])
 
 
 def _back_w(site: CudaSite) -> Call:
     x, dy = site.src
     of_x, of_dy = (conversion(s.dtype, F32) for s in site.node.src)
-    n, (n_rows, *chunks) = site.node.shape[-1], _chunks(site.node)
-    rates, start, sums = site.scratch.view(np.float32)[:n_rows], n_rows, []
-    for n_chunks in chunks[:-1]:
-        sums.append(site.scratch.view(np.float32)[start : start + n_chunks * n])
-        start += n_chunks * n
-    sums.append(site.out)
-    calls = [
+    n, (n_rows, n_chunks), numbers = (
+        site.node.shape[-1], _rows_and_chunks(site.node), site.scratch.view(np.float32),
+    )  # fmt: skip
+    rates = numbers[:n_rows]
+    sums, calls = summed(site.out, numbers[n_rows:], n_chunks, site.stream)
+    return in_turn(
         per_rows(_rates(of_x), n_rows, n, site.stream, rates, x, n, *site.scalars),
-        per_rows(_weighted_sums(of_x, of_dy), chunks[0], n, site.stream, sums[0], x, dy, rates, n),
-    ]
-    for of, out in pairwise(sums):
-        calls.append(per_element(_sum_chunks, out.size, site.stream, out, of, n))
-    return in_turn(*calls)
+        per_rows(_weighted_sums(of_x, of_dy), n_chunks, n, site.stream, sums, x, dy, rates, n),
+        *calls,
+    )
 
 
 # -- fusions ------------------------------------------------------------------------------------
