@@ -8,7 +8,7 @@ Each of gate, up and dy is read once, where three kernels would read eight matri
 as in wide.py. All matrices are BF16.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,13 @@ from pyggml.backends.cuda.ops.lora.wide import (
     COLUMNS,
     ROWS,
     TILE_COLUMNS,
+    Form,
     add_up,
     adder,
     clear_tiles,
     columns,
+    form_of,
     hold,
-    n_parts,
-    n_warps,
     put_held,
     tickets_of,
     tiles_of,
@@ -61,48 +61,49 @@ def _eight_gradients(gate, up, dy):
 
 
 @cache
-def _kernel(tiles_of_gate: int, tiles_of_up: int, warps: int) -> Any:
-    load, add_tiles = eights(True), adder(in_rows=False)
+def _kernel(tiles_of_gate: int, tiles_of_up: int, form: Form) -> Any:
+    groups, warps = form
+    load, add_tiles = eights(True), adder(False, groups)
     n_gate, n_up = tiles_of_gate * TILE_COLUMNS, tiles_of_up * TILE_COLUMNS
-    most = max(n_gate, n_up)
-    of_parts, of_gate, of_up = (warps, ROWS * most), (tiles_of_gate, 4), (tiles_of_up, 4)
+    sums_of_gate, sums_of_up = groups * tiles_of_gate, groups * tiles_of_up
+    of_parts = warps, ROWS * groups * max(n_gate, n_up)
+    of_gate, of_up, of_words = (sums_of_gate, 4), (sums_of_up, 4), (3 * groups, 8)
 
-    @kernel
+    @partial(kernel, **form.bounds)
     def gradients(d_gate, d_up, h, sums, more, tickets, gate, up, dy, b_gate, b_up, m, k, steps):
         parts = cuda.shared.array(of_parts, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
-        sums_of_gate = cuda.local.array(of_gate, np.float32)
-        sums_of_up = cuda.local.array(of_up, np.float32)
-        words = cuda.local.array((3, 8), np.uint32)
+        gates = cuda.local.array(of_gate, np.float32)
+        ups = cuda.local.array(of_up, np.float32)
+        words = cuda.local.array(of_words, np.uint32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         group, mine = lane >> 2, 8 * (lane & 3)
-        first = np.int64(cuda.blockIdx.x) * ROWS
-        clear_tiles(sums_of_gate, tiles_of_gate)
-        clear_tiles(sums_of_up, tiles_of_up)
+        first = np.int64(cuda.blockIdx.x) * (ROWS * groups)
+        clear_tiles(gates, sums_of_gate)
+        clear_tiles(ups, sums_of_up)
         begin, apart = cuda.blockIdx.y * warps + warp, cuda.gridDim.y * warps
         for start in range(COLUMNS * begin, k, COLUMNS * apart):
             column = min(start + mine, k - 8)
             inside = np.uint32(0xFFFFFFFF) if start + mine < k else np.uint32(0)
-            for half in range(2):
+            for half in range(2 * groups):
                 at = min(first + group + 8 * half, m - 1) * k + column
                 three = _eight_gradients(load(gate, at), load(up, at), load(dy, at))
-                hold(words, 0, half, three[0], inside)
-                hold(words, 1, half, three[1], inside)
-                hold(words, 2, half, three[2], inside)
-            add_tiles(sums_of_gate, words, 0, b_gate, tiles_of_gate, column)
-            add_tiles(sums_of_up, words, 1, b_up, tiles_of_up, column)
-            for half in range(2):
-                row = first + group + 8 * half
+                for i in range(3):
+                    hold(words, i * groups + (half >> 1), half & 1, three[i], inside)
+            add_tiles(gates, words, 0, b_gate, tiles_of_gate, column)
+            add_tiles(ups, words, 1, b_up, tiles_of_up, column)
+            for half in range(2 * groups):
+                row, of_half, g = first + group + 8 * half, half & 1, half >> 1
                 if row < m and start + mine < k:
-                    put_held(d_gate, row * steps[0] + column, words, 0, half)
-                    put_held(d_up, row * steps[1] + column, words, 1, half)
-                    put_held(h, row * k + column, words, 2, half)
-        total_tiles(sums, parts, sums_of_gate, tiles_of_gate, warps, first, m)
+                    put_held(d_gate, row * steps[0] + column, words, g, of_half)
+                    put_held(d_up, row * steps[1] + column, words, groups + g, of_half)
+                    put_held(h, row * k + column, words, 2 * groups + g, of_half)
+        total_tiles(sums, parts, gates, tiles_of_gate, groups, warps, first, m)
         cuda.syncthreads()
-        total_tiles(more, parts, sums_of_up, tiles_of_up, warps, first, m)
+        total_tiles(more, parts, ups, tiles_of_up, groups, warps, first, m)
         if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
-            add_up(d_gate, d_gate, False, sums, first, m, n_gate, k, steps[0])
-            add_up(d_up, d_up, False, more, first, m, n_up, k, steps[1])
+            add_up(d_gate, d_gate, False, sums, groups, first, m, n_gate, k, steps[0])
+            add_up(d_up, d_up, False, more, groups, first, m, n_up, k, steps[1])
 
     return gradients
 
@@ -116,7 +117,7 @@ def _widths(node: Tensor) -> tuple[int, int]:
 def _parts(node: Tensor) -> list[int]:
     """Bytes of the products of all blocks with the factors of gate and of up."""
     (m, k), widths = node.src[0].shape, _widths(node)
-    blocks = n_parts(m, sum(widths), k)
+    blocks = form_of(m, sum(widths)).n_parts(m, k)
     return [round_up(F32.block_bytes * blocks * m * n, ALIGNMENT) for n in widths]
 
 
@@ -134,12 +135,12 @@ def _bind(site: CudaSite) -> Call:
             site.src[3:], site.node.src[3:], site.node.params["scales"], strict=True
         )
     ]
-    warps, blocks = n_warps(sum(widths)), n_parts(m, sum(widths), k)
-    run = _kernel(widths[0] // TILE_COLUMNS, widths[1] // TILE_COLUMNS, warps)
+    form = form_of(m, sum(widths))
+    run = _kernel(widths[0] // TILE_COLUMNS, widths[1] // TILE_COLUMNS, form)
     steps = tuple(width(k + n) for n in widths)
     return launch(
-        run, (-(-m // ROWS), blocks), 32 * warps, site.stream, site.out, *site.saved, *products,
-        tickets_of(site, m), *site.src[:3], *factors, m, k, steps,
+        run, (form.n_blocks(m), form.n_parts(m, k)), 32 * form.n_warps, site.stream, site.out,
+        *site.saved, *products, tickets_of(site, m), *site.src[:3], *factors, m, k, steps,
     )  # fmt: skip
 
 

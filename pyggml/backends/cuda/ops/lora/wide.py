@@ -4,11 +4,12 @@ Both need every number once, so one kernel reads the matrix once. The matrix may
 others (operands.py), which then never exists in float32. A block takes 16 rows, and its warps share
 their columns; where rows are few, so do several blocks, and the last of them to end adds up what
 all have found. Columns are multiplied in another order than they lie in, the same for both factors:
-so a lane's eight numbers are neighbours. Rows begin at whole cache lines: cuBLAS reads them faster.
+so a lane's eight numbers are neighbours. Where rows are many, a block takes two times 16 of them,
+and reads the thin factors once for both. Rows begin at whole cache lines: cuBLAS reads them faster.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,8 @@ from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
-ROWS = 16  # of a block
+ROWS = 16  # that a warp multiplies at once
+_MANY_ROWS, _FEW_COLUMNS = 2048, 64  # from and to which a block takes two times so many
 MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
 TILE_COLUMNS = 8  # that a tensor core makes at once
 COLUMNS = 32  # of x, eight to a lane
@@ -118,24 +120,29 @@ def put_held(out, at, words, i, half):
 
 
 @cache
-def adder(in_rows: bool) -> Any:
-    """add(sums, words, i, tiles, n_tiles, column): sums (n_tiles, 4) += 32 columns of the held rows
-    times those of the factors, transposed. in_rows: whether a factor's rows are whole in memory"""
+def adder(in_rows: bool, groups: int) -> Any:
+    """add(sums, words, i, tiles, n_tiles, column): sums (groups · n_tiles, 4) += 32 columns of the
+    held rows, from words[i · groups] on, times those of the factors, transposed.
+
+    in_rows: whether a factor's rows are whole in memory; groups: of 16 rows
+    """
     load = _from_rows if in_rows else _from_columns
 
     @device
     def add_tiles(sums, words, i, tiles, n_tiles, column):
         group = (cuda.threadIdx.x & 31) >> 2
-        left = words[i, 0], words[i, 1], words[i, 2], words[i, 3]
-        more = words[i, 4], words[i, 5], words[i, 6], words[i, 7]
         for tile in range(n_tiles):
             rank = tiles.ranks[tile]
             scale = tiles.scales[tile] if group < rank else ZERO
             b = load(tiles.arrays[tile], min(group, rank - 1), column, tiles.steps, scale)
-            of = (sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3])
-            of = ptx.multiply_tile(of, left, b[0], b[1])
-            of = ptx.multiply_tile(of, more, b[2], b[3])
-            sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3] = of
+            for g in range(groups):
+                j, at = i * groups + g, g * n_tiles + tile
+                left = words[j, 0], words[j, 1], words[j, 2], words[j, 3]
+                more = words[j, 4], words[j, 5], words[j, 6], words[j, 7]
+                of = (sums[at, 0], sums[at, 1], sums[at, 2], sums[at, 3])
+                of = ptx.multiply_tile(of, left, b[0], b[1])
+                of = ptx.multiply_tile(of, more, b[2], b[3])
+                sums[at, 0], sums[at, 1], sums[at, 2], sums[at, 3] = of
 
     return add_tiles
 
@@ -148,16 +155,18 @@ def clear_tiles(sums, n_tiles):
 
 
 @device
-def total_tiles(products, parts, sums, n_tiles, n_warps, first, m):
-    """products (blocks that share rows, m, n) = the sums of all warps; parts (n_warps, 16·n) is in
-    shared memory."""
+def total_tiles(products, parts, sums, n_tiles, groups, n_warps, first, m):
+    """products (blocks that share rows, m, n) = the sums of all warps; parts (n_warps, 16·groups·n)
+    is in shared memory."""
     lane, warp, n = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, n_tiles * TILE_COLUMNS
-    for tile in range(n_tiles):
-        for e in range(4):
-            row, column = (lane >> 2) + 8 * (e >> 1), tile * TILE_COLUMNS + 2 * (lane & 3) + (e & 1)
-            parts[warp, row * n + column] = sums[tile, e]
+    for g in range(groups):
+        for tile in range(n_tiles):
+            for e in range(4):
+                row = ROWS * g + (lane >> 2) + 8 * (e >> 1)
+                column = tile * TILE_COLUMNS + 2 * (lane & 3) + (e & 1)
+                parts[warp, row * n + column] = sums[g * n_tiles + tile, e]
     cuda.syncthreads()
-    for e in range(cuda.threadIdx.x, ROWS * n, cuda.blockDim.x):
+    for e in range(cuda.threadIdx.x, ROWS * groups * n, cuda.blockDim.x):
         total = ZERO
         for other in range(n_warps):
             total += parts[other, e]
@@ -166,10 +175,10 @@ def total_tiles(products, parts, sums, n_tiles, n_warps, first, m):
 
 
 @device
-def add_up(out, copy, has_copy, products, first, m, n, k, step):
-    """The n columns from k on of 16 rows of out, from the products of all blocks that share the
-    rows; `copy` (m, n) gets them too, if there is one."""
-    for e in range(cuda.threadIdx.x, ROWS * n // 4, cuda.blockDim.x):
+def add_up(out, copy, has_copy, products, groups, first, m, n, k, step):
+    """The n columns from k on of 16 · groups rows of out, from the products of all blocks that
+    share the rows; `copy` (m, n) gets them too, if there is one."""
+    for e in range(cuda.threadIdx.x, ROWS * groups * n // 4, cuda.blockDim.x):
         row, column = first + 4 * e // n, 4 * e % n
         if row < m:
             at, a, b, c, d = row * n + column, ZERO, ZERO, ZERO, ZERO
@@ -181,13 +190,48 @@ def add_up(out, copy, has_copy, products, first, m, n, k, step):
                 ptx.put_four_bf16(copy, at, a, b, c, d)
 
 
-@cache
-def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types, in_rows: bool) -> Any:
-    load, add_tiles = loader_of(formula, types), adder(in_rows)
-    n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS
-    of_parts, of_sums, of_words = (n_warps, ROWS * n), (n_tiles, 4), (_STEPS, 8)
+class Form(NamedTuple):
+    """A block: groups of 16 rows, and warps that share their columns."""
 
-    @kernel
+    groups: int
+    n_warps: int
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """So that a multiprocessor has room for two blocks that take many rows."""
+        return {"most_threads": 32 * self.n_warps, "least_blocks": 2} if self.groups > 1 else {}
+
+    def n_blocks(self, m: int) -> int:
+        """Those that m rows have, but for blocks that share the columns."""
+        return -(-m // (ROWS * self.groups))
+
+    def n_parts(self, m: int, k: int) -> int:
+        """Blocks that share the columns of the same rows."""
+        most = -(-k // (COLUMNS * _STEPS * self.n_warps))
+        return max(1, min(most, _BLOCKS // self.n_blocks(m)))
+
+
+def form_of(m: int, n: int) -> Form:
+    """For m rows that get n further columns."""
+    groups = 2 if m >= _MANY_ROWS and n <= _FEW_COLUMNS else 1
+    return Form(groups, n_warps(F32.block_bytes * ROWS * groups * n))
+
+
+def n_warps(n_bytes: int) -> int:
+    """Warps of a block, whose sums of so many bytes each, and a ticket, have room in its shared
+    memory."""
+    return next(warps for warps in (8, 4, 3) if n_bytes * warps < _SHARED)
+
+
+@cache
+def _kernel(n_tiles: int, form: Form, formula: str, types: Types, in_rows: bool) -> Any:
+    groups, n_warps = form
+    load, add_tiles = loader_of(formula, types), adder(in_rows, groups)
+    n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS
+    of_parts, of_sums = (n_warps, ROWS * groups * n), (groups * n_tiles, 4)
+    of_words, all_sums = (_STEPS * groups, 8), groups * n_tiles
+
+    @partial(kernel, **form.bounds)
     def widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, out_step):
         parts = cuda.shared.array(of_parts, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
@@ -195,43 +239,33 @@ def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types, in_rows: boo
         words = cuda.local.array(of_words, np.uint32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         group, mine = lane >> 2, 8 * (lane & 3)
-        first = np.int64(cuda.blockIdx.x) * ROWS
-        clear_tiles(sums, n_tiles)
+        first = np.int64(cuda.blockIdx.x) * (ROWS * groups)
+        clear_tiles(sums, all_sums)
         begin, apart = cuda.blockIdx.y * n_warps + warp, cuda.gridDim.y * n_warps
         for start in range(together * begin, k, together * apart):
             for step in range(_STEPS):  # without branches, so that all loads come first
                 column = min(start + COLUMNS * step + mine, k - 8)
                 is_inside = start + COLUMNS * step + mine < k
                 inside = np.uint32(0xFFFFFFFF) if is_inside else np.uint32(0)
-                for half in range(2):
+                for half in range(2 * groups):
                     row = min(first + group + 8 * half, m - 1)
-                    hold(words, step, half, in_words(load(x, y, z, row * k + column)), inside)
+                    eight = in_words(load(x, y, z, row * k + column))
+                    hold(words, step * groups + (half >> 1), half & 1, eight, inside)
             for step in range(_STEPS):
                 column = min(start + COLUMNS * step + mine, k - 8)
                 add_tiles(sums, words, step, tiles, n_tiles, column)
             for step in range(_STEPS):
                 column = start + COLUMNS * step + mine
-                for half in range(2):
+                for half in range(2 * groups):
                     row = first + group + 8 * half
                     if row < m and column < k:
-                        put_held(out, row * out_step + column, words, step, half)
-        total_tiles(products, parts, sums, n_tiles, n_warps, first, m)
+                        at = step * groups + (half >> 1)
+                        put_held(out, row * out_step + column, words, at, half & 1)
+        total_tiles(products, parts, sums, n_tiles, groups, n_warps, first, m)
         if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
-            add_up(out, copy, has_copy, products, first, m, n, k, out_step)
+            add_up(out, copy, has_copy, products, groups, first, m, n, k, out_step)
 
     return widen
-
-
-def n_warps(n: int) -> int:
-    """Warps of a block whose rows get n further columns: its ticket and the sums of all have room
-    in shared memory."""
-    return next(warps for warps in (8, 4, 3) if F32.block_bytes * ROWS * n * warps < _SHARED)
-
-
-def n_parts(m: int, n: int, k: int) -> int:
-    """Blocks that share the columns of 16 rows."""
-    most = -(-k // (COLUMNS * _STEPS * n_warps(n)))
-    return max(1, min(most, _BLOCKS // -(-m // ROWS)))
 
 
 def tickets_of(site: CudaSite, m: int) -> Any:
@@ -247,7 +281,7 @@ def _factors(node: Tensor) -> tuple[Tensor, ...]:
 def _scratch(node: Tensor, n: int) -> int:
     """The products of all blocks, with n columns."""
     m, k = node.src[0].shape
-    return F32.block_bytes * n_parts(m, n, k) * m * n
+    return F32.block_bytes * form_of(m, n).n_parts(m, k) * m * n
 
 
 def _scratch_of_rows(node: Tensor, compute: Compute) -> int:
@@ -263,11 +297,12 @@ def _bind(site: CudaSite, ranks: Sequence[int], steps: tuple[int, int], in_rows:
     operands = len(node.src) - len(ranks)
     kind = formula_of(node), types_of(node.src[:operands])
     copy, has_copy = (*site.saved, site.out)[0], bool(site.saved)
-    warps, grid = n_warps(n), (-(-m // ROWS), n_parts(m, n, k))
+    form = form_of(m, n)
+    grid = form.n_blocks(m), form.n_parts(m, k)
     tiles = tiles_of(site.src[operands:], ranks, node.params["scales"], steps)
     return launch(
-        _kernel(n // TILE_COLUMNS, warps, *kind, in_rows), grid, 32 * warps, site.stream, site.out,
-        copy, has_copy, site.scratch.view(np.float32), tickets_of(site, m),
+        _kernel(n // TILE_COLUMNS, form, *kind, in_rows), grid, 32 * form.n_warps, site.stream,
+        site.out, copy, has_copy, site.scratch.view(np.float32), tickets_of(site, m),
         *three(site.src[:operands]), tiles, m, k, node.shape[1],
     )  # fmt: skip
 

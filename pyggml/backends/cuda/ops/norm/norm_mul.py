@@ -17,14 +17,15 @@ import numpy as np
 from pyggml import ops
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
-from pyggml.backends.cuda.code.fours import lies_in_fours
+from pyggml.backends.cuda.code.fours import lies_in_fours, loader
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.layout.copies import conversion
 from pyggml.backends.cuda.ops.norm.by_row import holds_rows, rows_call
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, launch, per_element, per_rows
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.expression import symbol
 from pyggml.formulas.formula import Formula
@@ -43,6 +44,8 @@ _NORM, _BACK = RMS_NORM_MUL.formula, RMS_NORM_MUL_BACK.formula
 
 _CHUNK_ROWS = 16  # rows whose part of dw one block, or warp, adds up: one row after the other
 _CHUNK_SUMS = 64  # such sums that one thread adds up
+_BLOCK, _MOST_FOURS = small(THREADS, 4), 8  # threads that share a row, and what each has of it
+_MOST_BLOCKS = 1056  # each of which has sums of its own
 
 
 @cache
@@ -77,6 +80,42 @@ def _weighted_sums(of_x: Any, of_dy: Any) -> Any:
                 sums[chunk * n + j] = total
 
     return weighted_sums
+
+
+@cache
+def _sums_of_fours(x_in_bf16: bool, dy_in_bf16: bool, fours: int) -> Any:
+    load_x, load_dy, of_fours = loader(x_in_bf16), loader(dy_in_bf16), (fours, 4)
+
+    @kernel
+    def sums_of_fours(sums, x, dy, n, eps):
+        """sums (blocks, n): of a block's rows, Σ r·x·dy, where a thread has some fours of each."""
+        parts = cuda.shared.array(THREADS, np.float32)
+        here = cuda.local.array(of_fours, np.float32)
+        totals = cuda.local.array(of_fours, np.float32)
+        for i in range(fours):
+            for e in range(4):
+                totals[i, e] = ZERO
+        for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+            squares = ZERO
+            for i in range(fours):
+                j = 4 * (cuda.threadIdx.x + i * cuda.blockDim.x)
+                at = row * n + min(j, n - 4)
+                p, q = load_x(x, at), load_dy(dy, at)
+                here[i, 0], here[i, 1] = p[0] * q[0], p[1] * q[1]
+                here[i, 2], here[i, 3] = p[2] * q[2], p[3] * q[3]
+                if j < n:
+                    squares += p[0] * p[0] + p[1] * p[1] + p[2] * p[2] + p[3] * p[3]
+            r = ONE / math.sqrt(block_sum(squares, parts) / np.float32(n) + eps)
+            for i in range(fours):
+                for e in range(4):
+                    totals[i, e] += r * here[i, e]
+        for i in range(fours):
+            j = 4 * (cuda.threadIdx.x + i * cuda.blockDim.x)
+            if j < n:
+                for e in range(4):
+                    sums[cuda.blockIdx.x * n + j + e] = totals[i, e]
+
+    return sums_of_fours
 
 
 @kernel
@@ -120,17 +159,31 @@ def _rows_and_chunks(node: Tensor) -> tuple[int, int]:
     return n_rows, max(-(-n_rows // _CHUNK_ROWS), 1)
 
 
+def _fours_of_a_thread(node: Tensor) -> int:
+    """Of a row; 0 if it is not read in fours."""
+    n = node.shape[-1]
+    fours = -(-n // (4 * _BLOCK))
+    return fours if n % 4 == 0 and lies_in_fours(*node.src) and fours <= _MOST_FOURS else 0
+
+
+def _n_blocks(node: Tensor) -> int:
+    return max(1, min(_rows_and_chunks(node)[0], _MOST_BLOCKS))
+
+
 def _back_w_scratch(node: Tensor, compute: str) -> int:
+    if _fours_of_a_thread(node):
+        return bytes_of_sums(_n_blocks(node), node.shape[-1])
     n_rows, n_chunks = _rows_and_chunks(node)
     return F32.block_bytes * n_rows + bytes_of_sums(n_chunks, node.shape[-1])
 
 
 def _back_w(site: CudaSite) -> Call:
+    if fours := _fours_of_a_thread(site.node):
+        return _back_w_of_fours(site, fours)
     x, dy = site.src
     of_x, of_dy = (conversion(s.dtype, F32) for s in site.node.src)
-    n, (n_rows, n_chunks), numbers = (
-        site.node.shape[-1], _rows_and_chunks(site.node), site.scratch.view(np.float32),
-    )  # fmt: skip
+    (n_rows, n_chunks), n = _rows_and_chunks(site.node), site.node.shape[-1]
+    numbers = site.scratch.view(np.float32)
     rates = numbers[:n_rows]
     sums, calls = summed(site.out, numbers[n_rows:], n_chunks, site.stream)
     return in_turn(
@@ -138,6 +191,14 @@ def _back_w(site: CudaSite) -> Call:
         per_rows(_weighted_sums(of_x, of_dy), n_chunks, n, site.stream, sums, x, dy, rates, n),
         *calls,
     )
+
+
+def _back_w_of_fours(site: CudaSite, fours: int) -> Call:
+    n, n_blocks = site.node.shape[-1], _n_blocks(site.node)
+    sums, calls = summed(site.out, site.scratch.view(np.float32), n_blocks, site.stream)
+    run = _sums_of_fours(*(s.dtype is BF16 for s in site.node.src), fours)
+    first = launch(run, n_blocks, _BLOCK, site.stream, sums, *site.src, n, *site.scalars)
+    return in_turn(first, *calls)
 
 
 # -- fusions ------------------------------------------------------------------------------------
