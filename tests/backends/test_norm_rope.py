@@ -30,7 +30,10 @@ def warp(monkeypatch):
 
     lanes = {
         "cuda": SimpleNamespace(
-            threadIdx=SimpleNamespace(x=LANES),
+            threadIdx=SimpleNamespace(x=LANES, y=0),
+            blockIdx=SimpleNamespace(x=0),
+            syncthreads=lambda: None,
+            shared=SimpleNamespace(array=np.zeros),
             shfl_xor_sync=lambda _, v, step: v[LANES ^ step],
             local=SimpleNamespace(array=lambda shape, _: np.empty(shape, object)),
         ),
@@ -43,9 +46,10 @@ def warp(monkeypatch):
         "rows_apart": lambda: 1,
         **{
             name: getattr(norm_rope, name).py_func
-            for name in ("_rotate", "angles", "normed_and_turned", "_hold", "_four")
+            for name in ("_rotate", "angles", "normed_and_turned", "_head_back", "_hold", "_four")
         },
         "_dot": norm_rope._dot.py_func,
+        "_WARPS": 1,
     }
     for name, value in lanes.items():
         monkeypatch.setattr(norm_rope, name, value)
@@ -60,9 +64,10 @@ def table():
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
-def computed(kernel, *arrays):
+def computed(kernel, *arrays, sums=()):
+    """sums: of a kernel that may write some, and whether it does."""
     out = np.zeros(TOKENS * HEADS * 128, np.float32)
-    kernel.py_func(out, *(a.reshape(-1) for a in arrays), HEADS, TOKENS, EPS)
+    kernel.py_func(out, *sums, *(a.reshape(-1) for a in arrays), HEADS, TOKENS, EPS)
     return out.reshape(TOKENS, HEADS, 128)
 
 
@@ -84,7 +89,10 @@ def test_the_gradient_is_turned_back_and_goes_through_the_norm(together):
     x, w, dy, turns = normal(TOKENS, HEADS, 128), normal(128), normal(TOKENS, HEADS, 128), table()
     back = OPS["rope_apply_back"].ref(dy, turns, neox=True, offset=0)
     wanted = OPS["rms_norm_mul_back"].ref(x, w, back, eps=EPS)
-    found = computed(
-        norm_rope._turn_norm_back.__wrapped__(False, False, False, together), x, w, dy, turns
-    )
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    for_weight = OPS["rms_norm_mul_back_w"].ref(x, back, eps=EPS)
+    kernel = norm_rope._turn_norm_back.__wrapped__(False, False, False, together)
+    for has_sums in (False, True):
+        sums = np.zeros(128, np.float32)
+        found = computed(kernel, x, w, dy, turns, sums=(sums, has_sums))
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        np.testing.assert_allclose(sums, for_weight if has_sums else 0, atol=2e-5)

@@ -49,12 +49,15 @@ class Row(NamedTuple):
     fours    that a thread holds; 0 if rows are not held
     in_bf16  names of the results, y0 and so on, and of the arrays that are BF16; of rows held
     loads    sources that are sums of two arrays: their names
+    totals   names of results that are added up over the rows of those threads that share one, and
+             written at the end; of rows held
     """
 
     formula: Formula
     fours: int = 0
     in_bf16: frozenset[str] = frozenset()
     loads: tuple[tuple[str, tuple[str, str]], ...] = ()
+    totals: tuple[str, ...] = ()
 
     @property
     def results(self) -> list[str]:
@@ -104,11 +107,13 @@ def row_kernel(row: Row) -> Any:
         "    parts = cuda.shared.array(THREADS, np.float32)",
         *("    wide_parts = cuda.shared.array(THREADS, np.float64)" for _ in range(is_wide)),
         *(f"    {s}_held = cuda.local.array({4 * row.fours}, np.float32)" for s in held),
+        *(f"    {line}" for line in _no_totals(row)),
         "    n = f4(size)",
         f"    n_rows = _{row.arrays_of(of.along[0])[0]}.size // size",
         "    for row in range(first_row(), n_rows, rows_apart()):",
         "        at = row * size",
         *(f"        {line}" for line in body),
+        *(f"    {line}" for line in _stores_of_totals(row)),
     ]
     return kernel(define("\n".join(text), f"{of.name}_rows", _NAMES))
 
@@ -209,4 +214,23 @@ def _held_loop(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:
         yield from (f"        {line}" for line in _element(row, step, names))
     for y in (y for i, y in enumerate(row.results) if row.formula.differs(i)):
         store = "put_four_bf16" if y in row.in_bf16 else "store_four"
-        yield f"        {store}(_{y}, at + j, {y}_0, {y}_1, {y}_2, {y}_3)"
+        if y in row.totals:
+            yield from (f"        {y}_total[4 * four + {i}] += {y}_{i}" for i in range(4))
+        else:
+            yield f"        {store}(_{y}, at + j, {y}_0, {y}_1, {y}_2, {y}_3)"
+
+
+def _no_totals(row: Row) -> Iterator[str]:
+    for y in row.totals:
+        yield f"{y}_total = cuda.local.array({4 * row.fours}, np.float32)"
+        yield f"for i in range({4 * row.fours}):"
+        yield f"    {y}_total[i] = f4(0)"
+
+
+def _stores_of_totals(row: Row) -> Iterator[str]:
+    """A row of sums of each that shares a block's threads."""
+    for y in row.totals:
+        yield from (line.format(fours=row.fours) for line in _EACH_FOUR)
+        four = ", ".join(f"{y}_total[4 * four + {i}]" for i in range(4))
+        yield "    if j < size:"
+        yield f"        store_four(_{y}, first_row() * size + j, {four})"

@@ -25,8 +25,19 @@ from pyggml.backends.cuda.ops.generation.products import (
 )
 from pyggml.backends.cuda.ops.generation.router import EXPERTS_NORM_ROUTER, EXPERTS_ROUTER
 from pyggml.backends.cuda.ops.glu import SWIGLU_BACKS
-from pyggml.backends.cuda.ops.norm.norm_mul import ADD_COPY_NORM, ADD_NORM, NORM_BACK_ADD
-from pyggml.backends.cuda.ops.norm.norm_rope import NORM_ROPE, ROPE_BACK_NORM_BACK
+from pyggml.backends.cuda.ops.loss.losses import CROSS_ENTROPY_BOTH
+from pyggml.backends.cuda.ops.norm.norm_mul import (
+    ADD_COPY_NORM,
+    ADD_NORM,
+    NORM_BACK_ADD,
+    NORM_BACKS,
+    NORM_BACKS_ADD,
+)
+from pyggml.backends.cuda.ops.norm.norm_rope import (
+    NORM_ROPE,
+    ROPE_BACK_NORM_BACK,
+    ROPE_BACK_NORM_BACKS,
+)
 from pyggml.backends.cuda.ops.products import OUT_PROD_SCALED, PRODUCT_SCALED
 from pyggml.backends.cuda.rewrites.expert_units import EXPERT_UNITS
 from pyggml.backends.cuda.rewrites.formulas import FORMULA
@@ -50,12 +61,16 @@ FUSIONS = (
     NORM_GATED,
     NORM_PRODUCTS,
     ADD_COPY_NORM,
+    ROPE_BACK_NORM_BACKS,
     ROPE_BACK_NORM_BACK,
     NORM_ROPE,
     NORM_PRODUCT,
     PRODUCT_ADD,
     ADD_NORM,
+    NORM_BACKS_ADD,
+    NORM_BACKS,
     NORM_BACK_ADD,
+    CROSS_ENTROPY_BOTH,
     SWIGLU_BACKS,
     PRODUCT_SCALED,
     OUT_PROD_SCALED,

@@ -16,6 +16,7 @@ _MOST_THREADS, _WARP = small(THREADS, 4), small(32, 4)
 _MOST_BLOCKS = small(132 * 16)  # some rounds of the multiprocessors of a large card
 _MOST_ROW_BLOCKS = small(1 << 16)
 _SHORT = small(256, 0)  # a row that gets a warp, not a block
+_ROWS_OF_BLOCK = THREADS // _WARP  # where they are so short
 
 
 def launch(
@@ -50,23 +51,32 @@ def per_result(kernel: Any, site: CudaSite, *further: Any) -> Call:
     return per_element(kernel, site.out.size, site.stream, site.out, *site.src, *further)
 
 
-def per_row(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
+def per_row(
+    kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any, most: int = _MOST_ROW_BLOCKS
+) -> Call:
     """A launch for rows of n elements, a block for each:
-    `for row in range(cuda.blockIdx.x, n_rows, cuda.gridDim.x)`."""
+    `for row in range(cuda.blockIdx.x, n_rows, cuda.gridDim.x)`.  most: blocks"""
     threads = _WARP
     while threads < min(n, _MOST_THREADS):
         threads *= 2
-    return launch(kernel, max(1, min(n_rows, _MOST_ROW_BLOCKS)), threads, stream, *arguments)
+    return launch(kernel, max(1, min(n_rows, most)), threads, stream, *arguments)
 
 
-def per_rows(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
+def per_rows(
+    kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any, most: int = _MOST_ROW_BLOCKS
+) -> Call:
     """The same, and a warp for each row of at most 256 elements:
     `for row in range(first_row(), n_rows, rows_apart())`, see blocks.py."""
     if n > _SHORT:
-        return per_row(kernel, n_rows, n, stream, *arguments)
-    together = THREADS // _WARP
-    blocks = max(1, min(-(-n_rows // together), _MOST_ROW_BLOCKS))
-    return launch(kernel, blocks, (_WARP, together), stream, *arguments)
+        return per_row(kernel, n_rows, n, stream, *arguments, most=most)
+    blocks = rows_at_once(n_rows, n, most) // _ROWS_OF_BLOCK
+    return launch(kernel, blocks, (_WARP, _ROWS_OF_BLOCK), stream, *arguments)
+
+
+def rows_at_once(n_rows: int, n: int, most: int) -> int:
+    """Rows that the threads of `per_rows` begin with, of `most` blocks at most."""
+    together = _ROWS_OF_BLOCK if n <= _SHORT else 1
+    return max(1, min(-(-n_rows // together), most)) * together
 
 
 def threads_of_row(n: int) -> int:

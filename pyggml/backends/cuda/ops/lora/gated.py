@@ -21,7 +21,7 @@ from pyggml.backends.cuda.ops.lora.wide import (
     COLUMNS,
     ROWS,
     TILE_COLUMNS,
-    Form,
+    BlockForm,
     add_up,
     adder,
     clear_tiles,
@@ -61,7 +61,7 @@ def _eight_gradients(gate, up, dy):
 
 
 @cache
-def _kernel(tiles_of_gate: int, tiles_of_up: int, form: Form) -> Any:
+def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
     groups, warps = form
     load, add_tiles = eights(True), adder(False, groups)
     n_gate, n_up = tiles_of_gate * TILE_COLUMNS, tiles_of_up * TILE_COLUMNS

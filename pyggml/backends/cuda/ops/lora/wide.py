@@ -190,7 +190,7 @@ def add_up(out, copy, has_copy, products, groups, first, m, n, k, step):
                 ptx.put_four_bf16(copy, at, a, b, c, d)
 
 
-class Form(NamedTuple):
+class BlockForm(NamedTuple):
     """A block: groups of 16 rows, and warps that share their columns."""
 
     groups: int
@@ -211,10 +211,10 @@ class Form(NamedTuple):
         return max(1, min(most, _BLOCKS // self.n_blocks(m)))
 
 
-def form_of(m: int, n: int) -> Form:
+def form_of(m: int, n: int) -> BlockForm:
     """For m rows that get n further columns."""
     groups = 2 if m >= _MANY_ROWS and n <= _FEW_COLUMNS else 1
-    return Form(groups, n_warps(F32.block_bytes * ROWS * groups * n))
+    return BlockForm(groups, n_warps(F32.block_bytes * ROWS * groups * n))
 
 
 def n_warps(n_bytes: int) -> int:
@@ -224,7 +224,7 @@ def n_warps(n_bytes: int) -> int:
 
 
 @cache
-def _kernel(n_tiles: int, form: Form, formula: str, types: Types, in_rows: bool) -> Any:
+def _kernel(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: bool) -> Any:
     groups, n_warps = form
     load, add_tiles = loader_of(formula, types), adder(in_rows, groups)
     n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS

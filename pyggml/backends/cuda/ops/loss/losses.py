@@ -26,13 +26,17 @@ from pyggml.backends.cuda.ops.layout.copies import copy_of
 from pyggml.backends.cuda.ops.norm.by_row import rows_call, target_fault
 from pyggml.backends.cuda.ops.reduce import row_sums
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.pattern import Match
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.ops import cross_entropy_rows, cross_entropy_rows_back
 from pyggml.ops.formulas import LEAST
 from pyggml.ops.loss.loss import LABELLED, LABELLED_BACK, SHARE, equal_shares, two_rows
 from pyggml.ops.loss.soft import CASE, ONE_TARGET
@@ -80,8 +84,9 @@ declare("cross_entropy_loss_back", CudaKernel(_loss_back, scratch=two_rows))
 
 
 @kernel
-def _target_losses(losses, right, z, targets, weights, n, fault, number):
-    """Of each row the loss, and 1 if it counts and its target is on top, else 0."""
+def _target_losses(losses, right, ends, z, targets, weights, n, fault, number):
+    """Of each row the loss, 1 if it counts and its target is on top, else 0, and for its gradient
+    the maximum and Σ e^(z − maximum)."""
     parts = cuda.shared.array(THREADS, np.float32)
     for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
         start, target, weight = np.int64(i) * n, targets[i], weights[i]
@@ -94,11 +99,12 @@ def _target_losses(losses, right, z, targets, weights, n, fault, number):
             counts = weight != _ZERO
             losses[i] = weight * (math.log(total) + (highest - logit)) if counts else _ZERO
             right[i] = _ONE if counts and logit == highest else _ZERO
+            ends[2 * i], ends[2 * i + 1] = highest, total
 
 
 @cache
 def _target_gradients(in_fours: bool, in_bf16: bool) -> Any:
-    """kernel(out, d, z, targets, weights, n, …); in_bf16: whether out is, of which in_fours then
+    """kernel(out, d, ends, z, targets, weights, n); in_bf16: whether out is, of which in_fours then
     holds: rows begin and end where four numbers are moved at once."""
     put, each = storer(in_bf16), _EACH if in_fours else 1
 
@@ -108,14 +114,10 @@ def _target_gradients(in_fours: bool, in_bf16: bool) -> Any:
         return share - whole if is_target else share
 
     @kernel
-    def gradients(out, d, z, targets, weights, n, fault, number):
-        parts = cuda.shared.array(THREADS, np.float32)
+    def gradients(out, d, ends, z, targets, weights, n):
         for i in range(cuda.blockIdx.x, weights.size, cuda.gridDim.x):
             start, target, whole = np.int64(i) * n, targets[i], d[0] * weights[i]
-            if cuda.threadIdx.x == 0 and not 0 <= target < n:
-                cuda.atomic.max(fault, 0, number)
-            highest, total = _maximum_and_sum(z, start, n, _ZERO, parts)
-            factor = whole / total
+            highest, factor = ends[2 * i], whole / ends[2 * i + 1]
             for j in range(each * cuda.threadIdx.x, n, each * cuda.blockDim.x):
                 if in_fours:
                     a, b, c, e = load_four(z, start + j)
@@ -131,35 +133,70 @@ def _target_gradients(in_fours: bool, in_bf16: bool) -> Any:
     return gradients
 
 
+def _scratch_of_rows(node: Tensor, compute: str) -> int:
+    """Of each row the loss, whether it is right, and both ends."""
+    return 4 * F32.block_bytes * node.src[-1].n_elements
+
+
+def _losses_of_targets(site: CudaSite, z: Any, targets: Any, weights: Any) -> tuple[Any, list]:
+    """(losses, right, ends) of rows of logits, and the call that makes them, in scratch."""
+    n = weights.size
+    numbers, size = site.scratch.view(np.float32), z.size // n
+    of_rows = numbers[:n], numbers[n : 2 * n], numbers[2 * n : 4 * n]
+    fault = target_fault(site, size)
+    call = per_row(
+        _target_losses, n, size, site.stream, *of_rows, z, targets, weights, size, *fault
+    )  # fmt: skip
+    return of_rows, [call]
+
+
+def _gradients_of_targets(site: CudaSite, ends: Any) -> Call:
+    n_rows, n = site.node.shape
+    d, z, *others = site.src
+    in_fours = n % _EACH == 0 and vectorizable(site.out, z)
+    run = _target_gradients(in_fours, site.out.dtype == BF16.numpy)
+    return per_row(run, n_rows, n, site.stream, site.out, d, ends, z, *others, n)
+
+
 def _rows(site: CudaSite) -> Call:
-    losses, right = _halves(site.scratch)
-    n_rows, n = site.node.src[0].shape
-    return in_turn(
-        per_row(
-            _target_losses,
-            n_rows,
-            n,
-            site.stream,
-            losses,
-            right,
-            *site.src,
-            n,
-            *target_fault(site, n),
-        ),
-        sum_of(site.out, losses, site.stream),
-        sum_of(site.saved[0], right, site.stream),
-    )
+    (losses, right, _), calls = _losses_of_targets(site, *site.src)
+    calls += [sum_of(site.out, losses, site.stream), sum_of(site.saved[0], right, site.stream)]
+    return in_turn(*calls)
 
 
 def _rows_back(site: CudaSite) -> Call:
-    n_rows, n = site.node.shape
-    in_fours = n % _EACH == 0 and vectorizable(site.out, site.src[1])
-    run = _target_gradients(in_fours, site.out.dtype == BF16.numpy)
-    return per_row(run, n_rows, n, site.stream, site.out, *site.src, n, *target_fault(site, n))
+    (*_, ends), calls = _losses_of_targets(site, *site.src[1:])
+    return in_turn(*calls, _gradients_of_targets(site, ends))
 
 
-declare("cross_entropy_rows", CudaKernel(_rows, scratch=two_rows))
-declare("cross_entropy_rows_back", CudaKernel(_rows_back))
+def _are_of_one_loss(m: Match, compute: Compute) -> bool:
+    return m.is_read(m.loss)
+
+
+def _bind_both(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
+    """The loss and its gradient, of which each row's maximum and sum are found once."""
+    rows, back = sites
+    (losses, right, ends), calls = _losses_of_targets(rows, *rows.src)
+    calls += [sum_of(rows.out, losses, rows.stream), sum_of(rows.saved[0], right, rows.stream)]
+    return in_turn(*calls, _gradients_of_targets(back, ends))
+
+
+def _sample(rng: np.random.Generator) -> Graph:
+    z, d, weights = drawn(rng, 5, 12), drawn(rng), drawn(rng, 5)
+    targets = leaf(np.array([3, 0, 11, 5, 5], np.int32))
+    loss = cross_entropy_rows(z, targets, weights)
+    return Graph.of(loss, cross_entropy_rows_back(d, z, targets, weights))
+
+
+CROSS_ENTROPY_BOTH = Fusion(
+    near("""
+        loss = cross_entropy_rows(z, targets, weights)
+        dz = cross_entropy_rows_back(d, z, targets, weights)
+    """),
+    _are_of_one_loss, _bind_both, _sample, scratch=_scratch_of_rows,
+)  # fmt: skip
+declare("cross_entropy_rows", CudaKernel(_rows, scratch=_scratch_of_rows))
+declare("cross_entropy_rows_back", CudaKernel(_rows_back, scratch=_scratch_of_rows))
 
 # -- rows with several targets --------------------------------------------------------------------
 

@@ -7,8 +7,10 @@ import numpy as np
 
 from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.code.rows import Row, row_kernel
+from pyggml.backends.cuda.code.warp import LANES
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import per_rows, threads_of_row
+from pyggml.backends.cuda.runtime.launches import per_rows, rows_at_once, threads_of_row
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
 from pyggml.graph.call import Call
@@ -16,6 +18,7 @@ from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.ops import OPS
 
+_BLOCKS_OF_SHORT = small(512)  # of a kernel that adds up short rows; of others two times as many
 _MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
 _ELSEWHERE = ("cross_entropy_rows_back",)  # rows of a vocabulary: losses.py
 Loads = tuple[tuple[str, tuple[str, str]], ...]  # see Row
@@ -47,11 +50,13 @@ def rows_call(
     sources: Sequence[Any],
     loads: Loads = (),
     axes: Sequence[Shape] = (),
+    n_totals: int = 0,
 ) -> Call:
     """The call of a formula's kernel for rows of n numbers.
 
     sources: arrays of the formula's sources; where loads names two arrays for one, both. axes: of
-    rows, three of each source, if some are tiled
+    rows, three of each source, if some are tiled. n_totals: of the results the last ones, which are
+    sums over rows: arrays of `rows_of_sums`
     """
     names = [f"y{i}" for i in range(len(results))]
     names += [a for s in of.sources for a in dict(loads).get(s, (s,))]
@@ -61,14 +66,27 @@ def rows_call(
     fours = _fours(n) if vectorizable(*rows) else 0
     in_bf16 = {name for name, a in arrays.items() if a.dtype == BF16.numpy}
     assert fours or not (in_bf16 or loads)
-    run = row_kernel(Row(of, fours, frozenset(in_bf16), loads))
+    totals = tuple(names[len(results) - n_totals : len(results)])
+    run = row_kernel(Row(of, fours, frozenset(in_bf16), loads, totals))
     settings = [np.float32(site.node.params[name]) for name in of.settings]
     of_source = {s: tuple(np.int64(a) for a in x) for s, x in zip(of.sources, axes, strict=False)}
     tiles = [of_source[s] for s in (of.along[0], *of.tiled)] if of.tiled else []
     fault = target_fault(site, n) if of.picks else ()
     first = dict(loads).get(of.along[0], (of.along[0],))[0]
     n_rows = arrays[first].size // n
-    return per_rows(run, n_rows, n, site.stream, *arrays.values(), *settings, n, *fault, *tiles)
+    arguments = *arrays.values(), *settings, n, *fault, *tiles
+    most = {"most": _most_blocks(n)} if totals else {}
+    return per_rows(run, n_rows, n, site.stream, *arguments, **most)
+
+
+def _most_blocks(n: int) -> int:
+    """So many that all multiprocessors of a large card have some, and few sums are left to add."""
+    return _BLOCKS_OF_SHORT if threads_of_row(n) <= LANES else 2 * _BLOCKS_OF_SHORT
+
+
+def rows_of_sums(n_rows: int, n: int) -> int:
+    """Sums that a kernel makes of each number of its rows of n."""
+    return rows_at_once(n_rows, n, _most_blocks(n))
 
 
 def _by_row(of: Formula) -> CudaKernel:

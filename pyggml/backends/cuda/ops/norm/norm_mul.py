@@ -17,35 +17,47 @@ import numpy as np
 from pyggml import ops
 from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
-from pyggml.backends.cuda.code.fours import lies_in_fours, loader
+from pyggml.backends.cuda.code.fours import lies_in_fours
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.layout.copies import conversion
-from pyggml.backends.cuda.ops.norm.by_row import holds_rows, rows_call
+from pyggml.backends.cuda.ops.norm.by_row import holds_rows, rows_call, rows_of_sums
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, launch, per_element, per_rows
-from pyggml.backends.cuda.runtime.simulator import small
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite, is_of
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
-from pyggml.formulas.expression import symbol
-from pyggml.formulas.formula import Formula
+from pyggml.formulas.expression import Expression, symbol
+from pyggml.formulas.formula import Formula, formula
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import Memory
 from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor
-from pyggml.ops.norm.norm_mul import RMS_NORM_MUL, RMS_NORM_MUL_BACK, rms_norm_mul_back
+from pyggml.ops import formulas
+from pyggml.ops.norm.norm_mul import (
+    RMS_NORM_MUL,
+    RMS_NORM_MUL_BACK,
+    rms_norm_mul_back,
+    rms_norm_mul_back_w,
+)
 
 assert RMS_NORM_MUL.formula is not None and RMS_NORM_MUL_BACK.formula is not None
 _NORM, _BACK = RMS_NORM_MUL.formula, RMS_NORM_MUL_BACK.formula
+
+
+def _weight_back(x: Expression, dy: Expression, *, eps: Expression) -> Expression:
+    """What a number adds to the gradient of its column's weight."""
+    return formulas.rms_norm(x, eps=eps) * dy
+
+
+_BACK_W = formula(_weight_back)
+BACK_AND_W = replace(_BACK, name="norm_backs", results=(_BACK.result, _BACK_W.result))
 
 # -- the gradient of the weight -----------------------------------------------------------------
 
 _CHUNK_ROWS = 16  # rows whose part of dw one block, or warp, adds up: one row after the other
 _CHUNK_SUMS = 64  # such sums that one thread adds up
-_BLOCK, _MOST_FOURS = small(THREADS, 4), 8  # threads that share a row, and what each has of it
-_MOST_BLOCKS = 1056  # each of which has sums of its own
 
 
 @cache
@@ -80,42 +92,6 @@ def _weighted_sums(of_x: Any, of_dy: Any) -> Any:
                 sums[chunk * n + j] = total
 
     return weighted_sums
-
-
-@cache
-def _sums_of_fours(x_in_bf16: bool, dy_in_bf16: bool, fours: int) -> Any:
-    load_x, load_dy, of_fours = loader(x_in_bf16), loader(dy_in_bf16), (fours, 4)
-
-    @kernel
-    def sums_of_fours(sums, x, dy, n, eps):
-        """sums (blocks, n): of a block's rows, Σ r·x·dy, where a thread has some fours of each."""
-        parts = cuda.shared.array(THREADS, np.float32)
-        here = cuda.local.array(of_fours, np.float32)
-        totals = cuda.local.array(of_fours, np.float32)
-        for i in range(fours):
-            for e in range(4):
-                totals[i, e] = ZERO
-        for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
-            squares = ZERO
-            for i in range(fours):
-                j = 4 * (cuda.threadIdx.x + i * cuda.blockDim.x)
-                at = row * n + min(j, n - 4)
-                p, q = load_x(x, at), load_dy(dy, at)
-                here[i, 0], here[i, 1] = p[0] * q[0], p[1] * q[1]
-                here[i, 2], here[i, 3] = p[2] * q[2], p[3] * q[3]
-                if j < n:
-                    squares += p[0] * p[0] + p[1] * p[1] + p[2] * p[2] + p[3] * p[3]
-            r = ONE / math.sqrt(block_sum(squares, parts) / np.float32(n) + eps)
-            for i in range(fours):
-                for e in range(4):
-                    totals[i, e] += r * here[i, e]
-        for i in range(fours):
-            j = 4 * (cuda.threadIdx.x + i * cuda.blockDim.x)
-            if j < n:
-                for e in range(4):
-                    sums[cuda.blockIdx.x * n + j + e] = totals[i, e]
-
-    return sums_of_fours
 
 
 @kernel
@@ -159,31 +135,25 @@ def _rows_and_chunks(node: Tensor) -> tuple[int, int]:
     return n_rows, max(-(-n_rows // _CHUNK_ROWS), 1)
 
 
-def _fours_of_a_thread(node: Tensor) -> int:
-    """Of a row; 0 if it is not read in fours."""
-    n = node.shape[-1]
-    fours = -(-n // (4 * _BLOCK))
-    return fours if n % 4 == 0 and lies_in_fours(*node.src) and fours <= _MOST_FOURS else 0
-
-
-def _n_blocks(node: Tensor) -> int:
-    return max(1, min(_rows_and_chunks(node)[0], _MOST_BLOCKS))
+def _in_fours(node: Tensor) -> bool:
+    return holds_rows(node) and lies_in_fours(*node.src)
 
 
 def _back_w_scratch(node: Tensor, compute: str) -> int:
-    if _fours_of_a_thread(node):
-        return bytes_of_sums(_n_blocks(node), node.shape[-1])
     n_rows, n_chunks = _rows_and_chunks(node)
+    if _in_fours(node):
+        return bytes_of_sums(rows_of_sums(n_rows, node.shape[-1]), node.shape[-1])
     return F32.block_bytes * n_rows + bytes_of_sums(n_chunks, node.shape[-1])
 
 
 def _back_w(site: CudaSite) -> Call:
-    if fours := _fours_of_a_thread(site.node):
-        return _back_w_of_fours(site, fours)
-    x, dy = site.src
-    of_x, of_dy = (conversion(s.dtype, F32) for s in site.node.src)
     (n_rows, n_chunks), n = _rows_and_chunks(site.node), site.node.shape[-1]
     numbers = site.scratch.view(np.float32)
+    if _in_fours(site.node):
+        sums, calls = summed(site.out, numbers, rows_of_sums(n_rows, n), site.stream)
+        return in_turn(rows_call(_BACK_W, site, n, [sums], site.src, n_totals=1), *calls)
+    x, dy = site.src
+    of_x, of_dy = (conversion(s.dtype, F32) for s in site.node.src)
     rates = numbers[:n_rows]
     sums, calls = summed(site.out, numbers[n_rows:], n_chunks, site.stream)
     return in_turn(
@@ -191,14 +161,6 @@ def _back_w(site: CudaSite) -> Call:
         per_rows(_weighted_sums(of_x, of_dy), n_chunks, n, site.stream, sums, x, dy, rates, n),
         *calls,
     )
-
-
-def _back_w_of_fours(site: CudaSite, fours: int) -> Call:
-    n, n_blocks = site.node.shape[-1], _n_blocks(site.node)
-    sums, calls = summed(site.out, site.scratch.view(np.float32), n_blocks, site.stream)
-    run = _sums_of_fours(*(s.dtype is BF16 for s in site.node.src), fours)
-    first = launch(run, n_blocks, _BLOCK, site.stream, sums, *site.src, n, *site.scalars)
-    return in_turn(first, *calls)
 
 
 # -- fusions ------------------------------------------------------------------------------------
@@ -250,6 +212,37 @@ def _and_sum(writes_dx: bool) -> Formula:
     return replace(_BACK, name="norm_back_add", sources=(*_BACK.sources, "y"), results=results)
 
 
+def _with_weight(m: Match, compute: Compute) -> bool:
+    total = m.get("total")
+    is_last = total is None or _adds_last(m, compute)
+    return is_last and holds_rows(m.back) and lies_in_fours(m.x, m.w, m.dy)
+
+
+def _bind_backs(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
+    """The gradients of a norm by x and by its weight, and the sum of the first and another one."""
+    back, *adds, of_weight = sites
+    sums, calls = summed_rows(of_weight, back.node)
+    of, outs, sources = BACK_AND_W, [back.out], back.src
+    if adds:
+        of, sources = _and_sum(is_read[0]), (*sources, adds[0].src[0])
+        of = replace(of, name="norm_backs_add", results=(*of.results, _BACK_W.result))
+        outs = [back.out, adds[0].out] if is_read[0] else [adds[0].out]
+    n = back.node.shape[-1]
+    return in_turn(rows_call(of, back, n, [*outs, sums], sources, n_totals=1), *calls)
+
+
+def summed_rows(of_weight: CudaSite, back: Tensor) -> tuple[Any, list[Call]]:
+    """The rows of sums of a fused kernel, in scratch, and the calls that add them up."""
+    n_rows = rows_of_sums(back.n_elements // back.shape[-1], back.shape[-1])
+    return summed(of_weight.out, of_weight.scratch.view(np.float32), n_rows, of_weight.stream)
+
+
+def scratch_of_backs(node: Tensor, compute: Compute) -> int:
+    """Of a fused node, for `summed_rows`."""
+    (n,) = next(t.shape for t in node.params["of"].nodes if is_of(t, "rms_norm_mul_back_w"))
+    return bytes_of_sums(rows_of_sums(node.n_elements // n, n), n)
+
+
 def _sum_and_norm(rng: np.random.Generator) -> Graph:
     x = ops.add(drawn(rng, 6, 40), drawn(rng, 6, 40))
     return Graph.of(ops.rms_norm_mul(x, drawn(rng, 40), eps=1e-3), ops.scale(x, 2.0))
@@ -258,6 +251,18 @@ def _sum_and_norm(rng: np.random.Generator) -> Graph:
 def _sum_copy_and_norm(rng: np.random.Generator) -> Graph:
     x = ops.add(drawn(rng, 6, 40), drawn(rng, 6, 40))
     return Graph.of(ops.cpy(x, BF16), ops.rms_norm_mul(x, drawn(rng, 40), eps=1e-3))
+
+
+def _gradients(rng: np.random.Generator) -> Graph:
+    x, dy = drawn(rng, 70, 40), drawn(rng, 70, 40)
+    dx = rms_norm_mul_back(x, drawn(rng, 40), dy, eps=1e-3)
+    return Graph.of(dx, rms_norm_mul_back_w(x, dy, eps=1e-3))
+
+
+def _gradients_and_sum(rng: np.random.Generator) -> Graph:
+    x, dy = drawn(rng, 70, 40), drawn(rng, 70, 40)
+    dx = rms_norm_mul_back(x, drawn(rng, 40), dy, eps=1e-3)
+    return Graph.of(ops.add(drawn(rng, 70, 40), dx), rms_norm_mul_back_w(x, dy, eps=1e-3))
 
 
 def _gradient_and_sum(rng: np.random.Generator) -> Graph:
@@ -277,6 +282,18 @@ ADD_COPY_NORM = Fusion(
         norm = rms_norm_mul(total, w)
     """),
     _adds_first, _bind_add_norm, _sum_copy_and_norm, Memory.INPLACE,
+)  # fmt: skip
+NORM_BACKS_ADD = Fusion(
+    near("""
+        back = rms_norm_mul_back(x, w, dy)
+        total = add(a, back)
+        dw = rms_norm_mul_back_w(x, dy)
+    """),
+    _with_weight, _bind_backs, _gradients_and_sum, Memory.INPLACE, scratch=scratch_of_backs,
+)  # fmt: skip
+NORM_BACKS = Fusion(
+    near("back = rms_norm_mul_back(x, w, dy); dw = rms_norm_mul_back_w(x, dy)"),
+    _with_weight, _bind_backs, _gradients, Memory.INPLACE, scratch=scratch_of_backs,
 )  # fmt: skip
 NORM_BACK_ADD = Fusion(
     near("back = rms_norm_mul_back(x, w, dy); total = add(a, back)"),

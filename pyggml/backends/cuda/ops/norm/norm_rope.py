@@ -13,14 +13,15 @@ import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import first_row, rows_apart
-from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, storer
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.code.warp import ALL, warp_sum
+from pyggml.backends.cuda.code.warp import ALL, LANES, warp_sum
+from pyggml.backends.cuda.ops.norm.norm_mul import bytes_of_sums, summed
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
-from pyggml.backends.cuda.runtime.launches import per_rows
+from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_rows
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
@@ -30,9 +31,11 @@ from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops import rms_norm_mul, rope_table
 from pyggml.ops.attention.rope import rope_apply, rope_apply_back
-from pyggml.ops.norm.norm_mul import rms_norm_mul_back
+from pyggml.ops.norm.norm_mul import rms_norm_mul_back, rms_norm_mul_back_w
 
 HEAD, PAIRS = 128, 64
+_WARPS = 8  # of a block
+_MOST_BLOCKS, _BLOCKS_OF_SUMS = 1 << 16, 528  # each of the latter has sums of its own
 _SIZE = np.float32(HEAD)
 
 
@@ -99,16 +102,30 @@ def _norm_turn(x_in_bf16: bool, out_in_bf16: bool, together: int) -> Any:
     return norm_turn
 
 
+@device
+def _head_back(p, slope, weight, cos, sin, eps):
+    """The lane's four of a head's gradient, and what the head adds to that of the weight."""
+    t = _rotate(slope, cos, sin, -ONE)
+    v = t[0] * weight[0], t[1] * weight[1], t[2] * weight[2], t[3] * weight[3]
+    r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
+    b = r * r * r * _dot(p, v) / _SIZE
+    dx = r * v[0] - b * p[0], r * v[1] - b * p[1], r * v[2] - b * p[2], r * v[3] - b * p[3]
+    return dx, (r * p[0] * t[0], r * p[1] * t[1], r * p[2] * t[2], r * p[3] * t[3])
+
+
 @cache
 def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, together: int) -> Any:
     load_x, load_dy, store = loader(x_in_bf16), loader(dy_in_bf16), storer(dx_in_bf16)
-    of_heads = together, 4
+    of_heads, of_parts = (together, 4), (_WARPS, HEAD)
 
     @kernel
-    def turn_norm_back(dx, x, w, dy, table, n_heads, n_tokens, eps):
+    def turn_norm_back(dx, sums, has_sums, x, w, dy, table, n_heads, n_tokens, eps):
+        """sums (blocks, HEAD): of each block, what its heads add to the gradient of w; has_sums:
+        whether that is wanted."""
         heads = cuda.local.array(of_heads, np.float32)
         slopes = cuda.local.array(of_heads, np.float32)
-        weight = load_four(w, 4 * cuda.threadIdx.x)
+        parts = cuda.shared.array(of_parts, np.float32)
+        weight, mine = load_four(w, 4 * cuda.threadIdx.x), (ZERO, ZERO, ZERO, ZERO)
         for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
             first = group * together * HEAD + 4 * cuda.threadIdx.x
             cos, sin = angles(table, group * together, n_heads, n_tokens)
@@ -116,14 +133,21 @@ def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, togethe
                 _hold(heads, i, load_x(x, first + i * HEAD))
                 _hold(slopes, i, load_dy(dy, first + i * HEAD))
             for i in range(together):
-                p, v = _four(heads, i), _rotate(_four(slopes, i), cos, sin, -ONE)
-                v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
-                r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
-                b = r * r * r * _dot(p, v) / _SIZE
-                store(
-                    dx, first + i * HEAD, r * v[0] - b * p[0], r * v[1] - b * p[1],
-                    r * v[2] - b * p[2], r * v[3] - b * p[3],
+                d, more = _head_back(_four(heads, i), _four(slopes, i), weight, cos, sin, eps)
+                store(dx, first + i * HEAD, d[0], d[1], d[2], d[3])
+                mine = (
+                    mine[0] + more[0], mine[1] + more[1], mine[2] + more[2], mine[3] + more[3],
                 )  # fmt: skip
+        if has_sums:
+            for i in range(4):
+                parts[cuda.threadIdx.y, 4 * cuda.threadIdx.x + i] = mine[i]
+            cuda.syncthreads()
+            if cuda.threadIdx.y == 0:
+                for i in range(4):
+                    j, total = 4 * cuda.threadIdx.x + i, ZERO
+                    for warp in range(_WARPS):
+                        total += parts[warp, j]
+                    sums[cuda.blockIdx.x * HEAD + j] = total
 
     return turn_norm_back
 
@@ -162,14 +186,36 @@ def _bind_forward(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     return per_rows(run, n_rows, HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
 
 
+def _backward(back: CudaSite, rope: CudaSite, n_blocks: int, sums: Any, has_sums: bool) -> Call:
+    (x, w, _), (dy, table) = back.src, rope.src
+    together, tensors = _together(rope.node), (back.node.src[0], rope.node.src[0], back.node)
+    run = _turn_norm_back(*(t.dtype is BF16 for t in tensors), together)
+    return launch(
+        run, n_blocks, (LANES, _WARPS), back.stream, back.out, sums, has_sums, x, w, dy, table,
+        *_sizes(*rope.node.src), *back.scalars,
+    )  # fmt: skip
+
+
+def _n_blocks(x: Tensor, most: int) -> int:
+    """Of warps that have a token's heads, some together."""
+    return max(1, min(-(-x.n_elements // (HEAD * _together(x) * _WARPS)), most))
+
+
 def _bind_backward(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     rope, back = sites
-    (x, w, _), (dy, table) = back.src, rope.src
-    together, of_table = _together(rope.node), _sizes(*rope.node.src)
-    n_rows, arrays = back.node.n_elements // (HEAD * together), (back.out, x, w, dy, table)
-    tensors = back.node.src[0], rope.node.src[0], back.node
-    run = _turn_norm_back(*(t.dtype is BF16 for t in tensors), together)
-    return per_rows(run, n_rows, HEAD, back.stream, *arrays, *of_table, *back.scalars)
+    return _backward(back, rope, _n_blocks(back.node, _MOST_BLOCKS), back.out, False)
+
+
+def _bind_backwards(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
+    """With the gradient of the norm's weight."""
+    rope, back, of_weight = sites
+    n_blocks, scratch = _n_blocks(back.node, _BLOCKS_OF_SUMS), of_weight.scratch.view(np.float32)
+    sums, calls = summed(of_weight.out, scratch, n_blocks, back.stream)
+    return in_turn(_backward(back, rope, n_blocks, sums, True), *calls)
+
+
+def _scratch_of_sums(node: Tensor, compute: Compute) -> int:
+    return bytes_of_sums(_n_blocks(node, _BLOCKS_OF_SUMS), HEAD)
 
 
 def _sample(rng: np.random.Generator) -> Graph:
@@ -181,9 +227,26 @@ def _sample(rng: np.random.Generator) -> Graph:
     return Graph.of(turned, back)
 
 
+def _sample_of_all(rng: np.random.Generator) -> Graph:
+    """The gradients of the norm of heads and of its weight."""
+    x, w, dy = drawn(rng, 70, 3, HEAD), drawn(rng, HEAD), drawn(rng, 70, 3, HEAD)
+    table = rope_table(leaf(np.arange(70, dtype=np.int32)), n_dims=HEAD, mode="neox")
+    turned = rope_apply_back(dy, table, "neox")
+    back = rms_norm_mul_back(x, w, turned, eps=1e-3)
+    return Graph.of(back, rms_norm_mul_back_w(x, turned, eps=1e-3))
+
+
 NORM_ROPE = Fusion(
     near("norm = rms_norm_mul(x, w); turned = rope_apply(norm, table)"),
     _norms_first, _bind_forward, _sample, Memory.INPLACE,
+)  # fmt: skip
+ROPE_BACK_NORM_BACKS = Fusion(
+    near("""
+        turned = rope_apply_back(dy, table)
+        back = rms_norm_mul_back(x, w, turned)
+        dw = rms_norm_mul_back_w(x, turned)
+    """),
+    _turns_first, _bind_backwards, _sample_of_all, Memory.INPLACE, scratch=_scratch_of_sums,
 )  # fmt: skip
 ROPE_BACK_NORM_BACK = Fusion(
     near("turned = rope_apply_back(dy, table); back = rms_norm_mul_back(x, w, turned)"),
