@@ -8,8 +8,8 @@ so a lane's eight numbers are neighbours. Where rows are many, a block takes two
 and reads the thin factors once for both. Rows begin at whole cache lines: cuBLAS reads them faster.
 """
 
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,10 +196,12 @@ class BlockForm(NamedTuple):
     groups: int
     n_warps: int
 
-    @property
-    def bounds(self) -> dict[str, int]:
-        """So that a multiprocessor has room for two blocks that take many rows."""
-        return {"most_threads": 32 * self.n_warps, "least_blocks": 2} if self.groups > 1 else {}
+    def kernel(self, function: Callable) -> Any:
+        """A kernel of such blocks: of those that take many rows, a multiprocessor has room for
+        two."""
+        if self.groups == 1:
+            return kernel(function)
+        return kernel(function, most_threads=32 * self.n_warps, least_blocks=2)
 
     def n_blocks(self, m: int) -> int:
         """Those that m rows have, but for blocks that share the columns."""
@@ -231,7 +233,7 @@ def _kernel(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: 
     of_parts, of_sums = (n_warps, ROWS * groups * n), (groups * n_tiles, 4)
     of_words, all_sums = (_STEPS * groups, 8), groups * n_tiles
 
-    @partial(kernel, **form.bounds)
+    @form.kernel
     def widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, out_step):
         parts = cuda.shared.array(of_parts, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
