@@ -24,7 +24,7 @@ from pyggml.backends.cuda.ops.generation.products import (
     PRODUCT_ADD,
 )
 from pyggml.backends.cuda.ops.generation.router import EXPERTS_NORM_ROUTER, EXPERTS_ROUTER
-from pyggml.backends.cuda.ops.glu import SWIGLU_BACKS
+from pyggml.backends.cuda.ops.glu import SWIGLU_BACKS, SWIGLU_BACKS_AND_UNIT
 from pyggml.backends.cuda.ops.loss.losses import CROSS_ENTROPY_BOTH
 from pyggml.backends.cuda.ops.norm.norm_mul import (
     ADD_COPY_NORM,
@@ -71,6 +71,7 @@ FUSIONS = (
     NORM_BACKS,
     NORM_BACK_ADD,
     CROSS_ENTROPY_BOTH,
+    SWIGLU_BACKS_AND_UNIT,
     SWIGLU_BACKS,
     PRODUCT_SCALED,
     OUT_PROD_SCALED,
