@@ -43,7 +43,7 @@ from pyggml.backends.cuda.rewrites.expert_units import EXPERT_UNITS
 from pyggml.backends.cuda.rewrites.formulas import FORMULA
 from pyggml.backends.cuda.rewrites.gated_gradients import GATED, with_kept_ups
 from pyggml.backends.cuda.rewrites.narrow import narrow
-from pyggml.backends.cuda.rewrites.sums import SUM
+from pyggml.backends.cuda.rewrites.sums import SUM, SUM_OF_ROWS
 from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
 from pyggml.backends.cuda.rewrites.wide_products import with_wide_products
 from pyggml.backends.cuda.runtime.fusion import rewrites
@@ -95,5 +95,5 @@ def rewritten(graph: Graph, card: CudaBackend) -> Graph:
     if card.compute == "bf16" and has_cublas():
         for change in LORA:
             graph = change(graph)
-    graph = by_table(graph, [SUM, *rewrites(FUSIONS, card)])
+    graph = by_table(graph, [SUM_OF_ROWS, SUM, *rewrites(FUSIONS, card)])
     return with_unpacked_weights(with_kept_ups(graph, card), card)

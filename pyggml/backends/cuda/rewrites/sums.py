@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+from pyggml.backends.cuda.ops.layout.rows import GET_ROWS_BACK_ADDED
 from pyggml.backends.cuda.ops.lora.nodes import (
     GRADIENT_OF_A,
     GRADIENT_OF_A_ADD,
     GRADIENT_OF_B,
     GRADIENT_OF_B_ADD,
+    add_op,
 )
 from pyggml.backends.cuda.runtime.kernel import bf16_op
 from pyggml.graph.dtypes import F32
@@ -14,9 +16,11 @@ from pyggml.graph.op import Op, over_first
 from pyggml.graph.pattern import Match, Pattern
 from pyggml.graph.rewrite import Replacements
 from pyggml.graph.table import Rewrite
+from pyggml.ops.layout.rows import GET_ROWS_BACK
 from pyggml.ops.product.matmul import OUT_PROD, OUT_PROD_ADD
 
 OUT_PROD_OF_BF16 = bf16_op(OUT_PROD, (1,), ())  # both of whose factors are BF16
+GET_ROWS_BACK_ADD = add_op(GET_ROWS_BACK, GET_ROWS_BACK_ADDED)
 _ADDING: Mapping[str, Op] = {
     OUT_PROD.name: OUT_PROD_ADD,
     GRADIENT_OF_A.name: GRADIENT_OF_A_ADD,
@@ -37,6 +41,20 @@ def _at_once(m: Match) -> Replacements:
     return {m.total: over_first(add(m.so_far, *src, **m.product.params))}
 
 
+def _is_plain(m: Match) -> bool:
+    total, others = m.total, (m.x, m.back)
+    alike = all(t.shape == total.shape and t.dtype is F32 for t in others)
+    return alike and not total.is_write and m.x.is_contiguous
+
+
+def _rows_to_it(m: Match) -> Replacements:
+    return {m.total: GET_ROWS_BACK_ADD(m.x, *m.back.src, **m.back.params)}
+
+
+# The gradient of an embedding that serves as the output matrix too.
+SUM_OF_ROWS = Rewrite(
+    Pattern("back = get_rows_back(dy, ids); total = add(x, back)"), _is_plain, _rows_to_it
+)
 SUM = Rewrite(
     Pattern("""
         product = (out_prod | gradient_of_a | gradient_of_b)(*factors)

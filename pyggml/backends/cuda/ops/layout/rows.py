@@ -16,6 +16,7 @@ from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.layout.copies import as_it_is, bf16_to_float, fill
+from pyggml.backends.cuda.ops.products import adding
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import (
@@ -117,8 +118,8 @@ _SHARES = small(64)  # of a column's rows: sums of one row wait for each other
 
 @kernel
 def _add_rows(table, dy, ids, n, n_ids, n_rows, batches, cell, fault):
-    """A thread has a column of one batch of a table of zeros, of one row in _SHARES, and adds in
-    the order of ids: each run gives the same."""
+    """A thread has a column of one batch of a table, of one row in _SHARES, and adds in the order
+    of ids: each run gives the same."""
     n_columns = table.size // n_rows
     for i in range(cuda.grid(1), n_columns * _SHARES, cuda.gridsize(1)):
         b, j, share = i % n_columns // n, i % n, i // n_columns
@@ -133,17 +134,28 @@ def _add_rows(table, dy, ids, n, n_ids, n_rows, batches, cell, fault):
                 cuda.atomic.max(cell, 0, fault)
 
 
-def _get_rows_back(site: CudaSite) -> Call:
-    dy, ids = site.node.src
+def _added_rows(site: CudaSite) -> Call:
+    """The call that adds the rows of dy to those of the result."""
+    dy, ids = site.node.src[-2:]
     batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
     n_ids = prod(ids.shape[len(batch) :])
     fault = no_such_row(site, "get_rows_back", n_rows)
-    add = per_element(
-        _add_rows, prod(batch) * n * _SHARES, site.stream, site.out, *site.src, n, n_ids,
+    return per_element(
+        _add_rows, prod(batch) * n * _SHARES, site.stream, site.out, *site.src[-2:], n, n_ids,
         n_rows, tuple(Batches.of(batch, ids.shape)), site.faults.cell,
         fault,
     )  # fmt: skip
-    return in_turn(fill(site, ZERO), add)
+
+
+def _get_rows_back(site: CudaSite) -> Call:
+    return in_turn(fill(site, ZERO), _added_rows(site))
+
+
+def _get_rows_back_added(site: CudaSite) -> Call:
+    return adding(site, _added_rows(site))
+
+
+GET_ROWS_BACK_ADDED = CudaKernel(_get_rows_back_added)
 
 
 # -- set_rows -----------------------------------------------------------------------------------

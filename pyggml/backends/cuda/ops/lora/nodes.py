@@ -25,7 +25,7 @@ from pyggml.backends.cuda.ops.lora.wide import columns
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, OwnOp, own_op
 from pyggml.errors import ShapeError
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.op import OPS, Memory, Sample, Spec
+from pyggml.graph.op import OPS, Memory, Op, Sample, Spec
 from pyggml.graph.tensor import Shape, Tensor, as_leaf
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.layout.cpy import packed_leaf
@@ -380,7 +380,7 @@ GRADIENT_OF_B = own_op(
 # -- the same, added to what is there -------------------------------------------------------------
 
 
-def _add_op(op: OwnOp, kernel: CudaKernel) -> OwnOp:
+def add_op(op: Op, kernel: CudaKernel) -> OwnOp:
     """The op that adds what another one computes to its first source."""
     name = f"{op.name}_add"
 
@@ -403,6 +403,6 @@ def _add_op(op: OwnOp, kernel: CudaKernel) -> OwnOp:
     )  # fmt: skip
 
 
-WIDE_BACK_ADD = _add_op(WIDE_BACK, products.BACK_ADD)
-GRADIENT_OF_A_ADD = _add_op(GRADIENT_OF_A, gradients.OF_A_ADD)
-GRADIENT_OF_B_ADD = _add_op(GRADIENT_OF_B, gradients.OF_B_ADD)
+WIDE_BACK_ADD = add_op(WIDE_BACK, products.BACK_ADD)
+GRADIENT_OF_A_ADD = add_op(GRADIENT_OF_A, gradients.OF_A_ADD)
+GRADIENT_OF_B_ADD = add_op(GRADIENT_OF_B, gradients.OF_B_ADD)
