@@ -65,7 +65,7 @@ def table():
 
 
 def computed(kernel, *arrays, sums=()):
-    """sums: of a kernel that may write some, and whether it does."""
+    """sums: of a kernel that may write some."""
     out = np.zeros(TOKENS * HEADS * 128, np.float32)
     kernel.py_func(out, *sums, *(a.reshape(-1) for a in arrays), HEADS, TOKENS, EPS)
     return out.reshape(TOKENS, HEADS, 128)
@@ -90,9 +90,9 @@ def test_the_gradient_is_turned_back_and_goes_through_the_norm(together):
     back = OPS["rope_apply_back"].ref(dy, turns, neox=True, offset=0)
     wanted = OPS["rms_norm_mul_back"].ref(x, w, back, eps=EPS)
     for_weight = OPS["rms_norm_mul_back_w"].ref(x, back, eps=EPS)
-    kernel = norm_rope._turn_norm_back.__wrapped__(False, False, False, together)
     for has_sums in (False, True):
+        kernel = norm_rope._turn_norm_back.__wrapped__(False, False, False, together, has_sums)
         sums = np.zeros(128, np.float32)
-        found = computed(kernel, x, w, dy, turns, sums=(sums, has_sums))
+        found = computed(kernel, x, w, dy, turns, sums=[sums])
         np.testing.assert_allclose(found, wanted, atol=1e-5)
         np.testing.assert_allclose(sums, for_weight if has_sums else 0, atol=2e-5)

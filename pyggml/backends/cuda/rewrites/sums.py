@@ -42,9 +42,8 @@ def _at_once(m: Match) -> Replacements:
 
 
 def _is_plain(m: Match) -> bool:
-    total, others = m.total, (m.x, m.back)
-    alike = all(t.shape == total.shape and t.dtype is F32 for t in others)
-    return alike and not total.is_write and m.x.is_contiguous
+    alike = all(t.shape == m.total.shape and t.dtype is F32 for t in (m.x, m.back))
+    return alike and not m.total.is_write and m.x.is_contiguous
 
 
 def _rows_to_it(m: Match) -> Replacements:

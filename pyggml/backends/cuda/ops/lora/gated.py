@@ -8,14 +8,14 @@ Each of gate, up and dy is read once, where three kernels would read eight matri
 as in wide.py. All matrices are BF16.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from pyggml.backends.cuda.code.blocks import is_last
 from pyggml.backends.cuda.code.formulas import QUICK, device_formula
-from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.lora.operands import eights, in_words
 from pyggml.backends.cuda.ops.lora.wide import (
     COLUMNS,
@@ -62,14 +62,14 @@ def _eight_gradients(gate, up, dy):
 
 @cache
 def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
-    groups, warps = form
+    (groups, warps), (most_threads, least_blocks) = form, form.bounds
     load, add_tiles = eights(True), adder(False, groups)
     n_gate, n_up = tiles_of_gate * TILE_COLUMNS, tiles_of_up * TILE_COLUMNS
     sums_of_gate, sums_of_up = groups * tiles_of_gate, groups * tiles_of_up
     of_parts = warps, ROWS * groups * max(n_gate, n_up)
     of_gate, of_up, of_words = (sums_of_gate, 4), (sums_of_up, 4), (3 * groups, 8)
 
-    @form.kernel
+    @partial(kernel, most_threads=most_threads, least_blocks=least_blocks)
     def gradients(d_gate, d_up, h, sums, more, tickets, gate, up, dy, b_gate, b_up, m, k, steps):
         parts = cuda.shared.array(of_parts, np.float32)
         ticket = cuda.shared.array(1, np.uint32)

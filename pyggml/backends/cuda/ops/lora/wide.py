@@ -8,8 +8,8 @@ so a lane's eight numbers are neighbours. Where rows are many, a block takes two
 and reads the thin factors once for both. Rows begin at whole cache lines: cuBLAS reads them faster.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,12 +196,10 @@ class BlockForm(NamedTuple):
     groups: int
     n_warps: int
 
-    def kernel(self, function: Callable) -> Any:
-        """A kernel of such blocks: of those that take many rows, a multiprocessor has room for
-        two."""
-        if self.groups == 1:
-            return kernel(function)
-        return kernel(function, most_threads=32 * self.n_warps, least_blocks=2)
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Threads, and blocks of them that a multiprocessor has room for; 0 for any number."""
+        return (32 * self.n_warps, 2) if self.groups > 1 else (0, 1)
 
     def n_blocks(self, m: int) -> int:
         """Those that m rows have, but for blocks that share the columns."""
@@ -227,13 +225,13 @@ def n_warps(n_bytes: int) -> int:
 
 @cache
 def _kernel(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: bool) -> Any:
-    groups, n_warps = form
+    (groups, n_warps), (most_threads, least_blocks) = form, form.bounds
     load, add_tiles = loader_of(formula, types), adder(in_rows, groups)
     n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS
     of_parts, of_sums = (n_warps, ROWS * groups * n), (groups * n_tiles, 4)
     of_words, all_sums = (_STEPS * groups, 8), groups * n_tiles
 
-    @form.kernel
+    @partial(kernel, most_threads=most_threads, least_blocks=least_blocks)
     def widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, out_step):
         parts = cuda.shared.array(of_parts, np.float32)
         ticket = cuda.shared.array(1, np.uint32)

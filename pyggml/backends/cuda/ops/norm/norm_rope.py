@@ -114,14 +114,16 @@ def _head_back(p, slope, weight, cos, sin, eps):
 
 
 @cache
-def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, together: int) -> Any:
+def _turn_norm_back(
+    x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, together: int, has_sums: bool
+) -> Any:
+    """has_sums: whether `sums` (blocks, HEAD) are wanted: of each block, what its heads add to the
+    gradient of w."""
     load_x, load_dy, store = loader(x_in_bf16), loader(dy_in_bf16), storer(dx_in_bf16)
     of_heads, of_parts = (together, 4), (_WARPS, HEAD)
 
     @kernel
-    def turn_norm_back(dx, sums, has_sums, x, w, dy, table, n_heads, n_tokens, eps):
-        """sums (blocks, HEAD): of each block, what its heads add to the gradient of w; has_sums:
-        whether that is wanted."""
+    def turn_norm_back(dx, sums, x, w, dy, table, n_heads, n_tokens, eps):
         heads = cuda.local.array(of_heads, np.float32)
         slopes = cuda.local.array(of_heads, np.float32)
         parts = cuda.shared.array(of_parts, np.float32)
@@ -189,9 +191,9 @@ def _bind_forward(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
 def _backward(back: CudaSite, rope: CudaSite, n_blocks: int, sums: Any, has_sums: bool) -> Call:
     (x, w, _), (dy, table) = back.src, rope.src
     together, tensors = _together(rope.node), (back.node.src[0], rope.node.src[0], back.node)
-    run = _turn_norm_back(*(t.dtype is BF16 for t in tensors), together)
+    run = _turn_norm_back(*(t.dtype is BF16 for t in tensors), together, has_sums)
     return launch(
-        run, n_blocks, (LANES, _WARPS), back.stream, back.out, sums, has_sums, x, w, dy, table,
+        run, n_blocks, (LANES, _WARPS), back.stream, back.out, sums, x, w, dy, table,
         *_sizes(*rope.node.src), *back.scalars,
     )  # fmt: skip
 
