@@ -11,10 +11,11 @@ import pyggml
 from pyggml.backends.cpu import CPU
 from pyggml.backward import Keep
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.trainer.passes import Passes
-from pyggml.ops import scale
+from pyggml.ops import add_inplace, cpy, mul_mat, scale
 from pyggml.runtime import Devices, bind, schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden/models"
@@ -186,6 +187,20 @@ def test_weights_stay_unpacked_as_many_as_there_is_room_for(card):
     card.free = 0  # those of earlier graphs stay
     again = [t for t in products(with_unpacked_weights(graph, card)) if t.params["unpacked"]]
     assert {card.lasting(t) for t in again} == unpacked
+
+
+def test_a_matrix_is_rounded_once_where_there_is_room(card):
+    from pyggml.backends.cuda.rewrites.unpacked import with_shared_copies
+
+    def copies(graph):
+        return sum(t.op.name == "cpy" for t in with_shared_copies(graph, card).nodes)
+
+    w, x = leaf(np.ones((48, 32), np.float32)), leaf(np.ones((3, 32), np.float32))
+    both = [mul_mat(cpy(w, BF16), factor) for factor in (x, scale(x, 2.0))]
+    assert copies(Graph.of(*both)) == 1
+    assert copies(Graph.of(both[0], add_inplace(w, w), both[1])) == 2  # it may change in between
+    card.free = 0
+    assert copies(Graph.of(*both)) == 2
 
 
 def test_a_weight_that_may_change_is_unpacked_in_every_run(card):

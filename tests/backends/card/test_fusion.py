@@ -43,6 +43,7 @@ ON_A_CARD = (
         "out_prod+scale",
         "rms_norm_mul+rope_apply",
         "rope_apply_back+rms_norm_mul_back",
+        "rope_apply_back+rms_norm_mul_back+rms_norm_mul_back_w",
         "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext",
     }
 )

@@ -44,7 +44,7 @@ from pyggml.backends.cuda.rewrites.formulas import FORMULA
 from pyggml.backends.cuda.rewrites.gated_gradients import GATED, with_kept_ups
 from pyggml.backends.cuda.rewrites.narrow import narrow
 from pyggml.backends.cuda.rewrites.sums import SUM, SUM_OF_ROWS
-from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
+from pyggml.backends.cuda.rewrites.unpacked import with_shared_copies, with_unpacked_weights
 from pyggml.backends.cuda.rewrites.wide_products import with_wide_products
 from pyggml.backends.cuda.runtime.fusion import rewrites
 from pyggml.graph import Graph
@@ -96,4 +96,5 @@ def rewritten(graph: Graph, card: CudaBackend) -> Graph:
         for change in LORA:
             graph = change(graph)
     graph = by_table(graph, [SUM_OF_ROWS, SUM, *rewrites(FUSIONS, card)])
+    graph = with_shared_copies(graph, card)
     return with_unpacked_weights(with_kept_ups(graph, card), card)

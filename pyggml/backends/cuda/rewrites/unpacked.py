@@ -1,5 +1,5 @@
 """Where a card has room, the weights of a training step's wide products and of its loss stay
-unpacked, in bfloat16.
+unpacked, in bfloat16; and matrices that are trained are rounded once for both passes.
 
 To unpack them takes three tenths of a short step, and so little of a long one that no weight stays.
 Half of the memory that is free beside the graph and its leaves is used, so that other graphs and
@@ -19,7 +19,8 @@ from pyggml.backends.cuda.ops.loss.head import LOSSES, unpacked_bytes, with_last
 from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.graph import Graph
 from pyggml.graph.arrays import is_constant
-from pyggml.graph.op import has_kernel
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.op import changed_by, has_kernel
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import graph_pass
@@ -77,6 +78,24 @@ def _gain(nodes: Iterable[Tensor]) -> float:
     """The share of a step's time that unpacking takes, with so many rows as these nodes have."""
     n_rows = max(t.src[-2].shape[0] for t in nodes if is_of(t, "wide_back", "wide_back_add"))
     return _ROWS / (_ROWS + n_rows)
+
+
+@graph_pass
+def with_shared_copies(graph: Graph, card: CudaBackend) -> Graph:
+    """The graph whose backward pass reads the forward pass's copies in BF16 of leaves, where all
+    of them have room; memory is kept for them in between."""
+    changed = {root for t in graph.nodes for root in changed_by(t)}
+    first: dict[Tensor, Tensor] = {}
+    same: dict[Tensor, Tensor] = {}
+    for t in graph.nodes:
+        is_copy = is_of(t, "cpy") and t.dtype is BF16 and t.base is None
+        if is_copy and t.src[0].op is None and t.src[0].root not in changed:
+            one = first.setdefault(t.src[0], t)
+            if one is not t:
+                same[t] = one
+    left = room(graph, card) if same else None
+    n_bytes = sum(t.n_bytes for t in {*same.values()})
+    return rewrite(graph, same) if left is not None and n_bytes <= left else graph
 
 
 def room(graph: Graph, card: CudaBackend) -> int | None:
