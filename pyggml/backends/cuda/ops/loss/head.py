@@ -48,14 +48,15 @@ from pyggml.sizes import round_up
 LOSSES = "linear_cross_entropy", "linear_cross_entropy_by_row", "linear_soft_cross_entropy"
 LOGITS_BYTES = 480 << 20  # of all logits that exist at once: 800 rows of 150,000 tokens
 WEIGHTS_BYTES = 1 << 30  # of a matrix that is unpacked once for all of them
-_ROWS = 64
+_ROWS = 256  # of a tile of cuBLAS's
 
 
 def _chunk_rows(n_rows: int, n_vocab: int) -> int:
-    """Rows whose logits exist at once: nearly equal chunks."""
+    """Rows whose logits exist at once: nearly equal chunks, of whole tiles of cuBLAS's products."""
     most = max(16, LOGITS_BYTES // (F32.block_bytes * n_vocab))
     if n_rows <= most:
         return n_rows
+    most -= most % _ROWS if most > _ROWS else 0
     return min(most, round_up(-(-n_rows // -(-n_rows // most)), _ROWS))
 
 
