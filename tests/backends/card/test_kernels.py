@@ -167,11 +167,9 @@ def test_what_is_left_for_the_gradient_is_the_host_s(name, card):
 
 def test_every_op_has_a_kernel():
     """But for views, which nothing computes, for what the CPU alone makes of several nodes, and for
-    what it alone trains: the output matrix below a fused loss, the scales of experts, and numbers
-    in halves."""
+    what it alone trains: the output matrix below a fused loss, and the scales of experts."""
     views = {name for name, op in OPS.items() if op.memory is Memory.VIEW}
     joint = {"swiglu_back", "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add"}
     joint |= {"linear_cross_entropy_back_w", "rescale_back_linear_cross_entropy"}
     joint |= {"rescale_back_out_prod_id"}
-    joint |= {name for name in OPS if name.startswith("opt_step") and name.endswith("_half")}
     assert set(kernels()) == set(OPS) - views - joint
