@@ -1,6 +1,5 @@
 """Pages of `pyggml view` in a real browser where there is one, and a run that they show."""
 
-import shutil
 import threading
 from contextlib import contextmanager
 
@@ -8,7 +7,6 @@ import uvicorn
 
 from pyggml.cli.web.listening import listening, url_of
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 HOSTILE = "<img src=x onerror=alert(1)> the path"
 
 

@@ -9,6 +9,7 @@ import time
 from importlib.resources import files
 
 import pytest
+from browsers import contrast, launched, schemes
 
 # As npm has them: marked 18.2.1's lib/marked.umd.js, dompurify 3.4.18's dist/purify.min.js.
 VENDORED = {
@@ -17,7 +18,6 @@ VENDORED = {
 }
 NODE = shutil.which("node")
 WEB = files("pyggml.cli.commands.serve").joinpath("web")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 HOSTILE = "<img src=x onerror=alert(1)><b>the</b> "
 
 
@@ -51,29 +51,13 @@ def test_fields_have_the_declared_settings(server):
     assert 'name="temperature" step="any" placeholder="0.8"' in page
 
 
-def schemes():
-    """Light and dark: name of a colour -> its red, green and blue."""
-    css = files("pyggml.cli.commands.serve").joinpath("web/page.css").read_text()
-    for block in re.findall(r":root \{(.*?)\}", css, re.S):
-        found = re.findall(r"--([\w-]+): #(\w{6})", block)
-        yield {name: [int(text[i : i + 2], 16) for i in (0, 2, 4)] for name, text in found}
-
-
-def luminance(colour):
-    """WCAG 2.1, relative luminance."""
-    parts = [c / 255 for c in colour]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("colours", [*schemes()], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [*schemes("serve")], ids=["light", "dark"])
 def test_text_stands_out(colours):
     """WCAG's AA: a contrast of 4.5."""
     pairs = [(text, page) for text in ("ink", "quiet") for page in ("page", "card")]
     pairs += [("ink", "said"), ("on-main", "main"), ("fault", "fault-page"), ("fault", "card")]
     for text, page in pairs:
-        dark, light = sorted((luminance(colours[text]), luminance(colours[page])))
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, page)
+        assert contrast(colours[text], colours[page]) >= 4.5, (text, page)
 
 
 # -- past chats: pure functions, in Node ---------------------------------------------------------
@@ -121,13 +105,7 @@ def test_past_chats_are_whole_and_bounded(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright (pip install playwright)")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+    yield from launched()
 
 
 @pytest.fixture

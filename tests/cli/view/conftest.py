@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from browsers import launched
 from extras import reason
 from starlette.testclient import TestClient
-from view_pages import ANSWERS, CHROMIUM, DATA, RUN, gradients, served
+from view_pages import ANSWERS, DATA, RUN, gradients, served
 from view_pages import step as run_step
 
 from pyggml.cli.commands.view.app import make_app
@@ -62,13 +63,7 @@ def step(i, n_steps=4, **more):
 def browser():
     """Chromium, where it and igraph are there."""
     pytest.importorskip("igraph", reason=reason("igraph"))
-    api = pytest.importorskip("playwright.sync_api", reason="playwright (pip install playwright)")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+    yield from launched()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import re
 from importlib.resources import files
 
 import pytest
+from browsers import contrast, schemes
 
 PARTS = [p.name for p in files("pyggml.cli.commands.view").joinpath("web").iterdir()]
 
@@ -96,27 +97,7 @@ def test_a_name_is_text_in_the_page(tmp_path, tiny, model_with):
     assert "&lt;script&gt;alert" in page and "<script>alert" not in page
 
 
-def schemes():
-    """Light and dark: name of a colour -> its red, green and blue."""
-    css = files("pyggml.cli.commands.view").joinpath("web/page.css").read_text()
-    for block in re.findall(r":root \{(.*?)\}", css, re.S):
-        found = re.findall(r"--([\w-]+): #(\w{6})", block)
-        yield {name: [int(text[i : i + 2], 16) for i in (0, 2, 4)] for name, text in found}
-
-
-def luminance(colour):
-    """WCAG 2.1, relative luminance."""
-    parts = [c / 255 for c in colour]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("colours", [*schemes()], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [*schemes("view")], ids=["light", "dark"])
 def test_what_is_shown_stands_out(colours):
     """WCAG's AA: 4.5 for text, 3 for edges of fields, lines of charts and the outline of focus."""
     text = [(t, page) for t in ("ink", "quiet", "main") for page in ("page", "card", "chosen")]

@@ -3,6 +3,9 @@
 A warp has heads of 128 features, a lane four neighbours of each. The other feature of a pair (j and
 j + 64) is with the lane 16 further, or 16 before. Heads of one token share its angles. Heads and
 gradients are F32 or BF16.
+
+They are written by hand: lanes exchange numbers, and hold four heads. A row program whose elements
+read their partners' numbers from memory took 2.1 times as long (H200, heads of 8,192 tokens).
 """
 
 from collections.abc import Sequence
