@@ -129,14 +129,14 @@ class Tasks(NamedTuple):
 
 def tiled_call(
     tasks: Tasks, declaration: type[TiledProduct], p: Problem, o: Operands, w: BlockMatrix,
-    tile: Tile, scratch: Scratch, n_packs: int = 0, **own: Any,
+    tile: Tile, scratch: Scratch, n_packs: int = 0, unpacking: int = 8, **own: Any,
 ) -> Call:  # fmt: skip
-    """The stages of a tiled product; n_packs: tasks that pack A, 0: one for each group; own: the
-    fields that its frame has beside a TiledProduct's."""
+    """The stages of a tiled product; n_packs: tasks that pack A, 0: one for each group; unpacking:
+    as `shares` has it; own: the fields that its frame has beside a TiledProduct's."""
     forward = p.form == "mul_mat"
     n_groups = -(-p.m // tile.mr)
     n_tasks = -(-p.n // (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS))
-    n_shares = shares(p, tile.mr, n_tasks, len(scratch["panels"]))
+    n_shares = shares(p, tile.mr, n_tasks, len(scratch["panels"]), unpacking)
     f = declaration(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.a.strides[1] // 4 if p.a_in_columns else o.lda,
         w=w, m=p.m, n=p.n, k=p.k, accumulate=o.accumulate, tile=tile.shape,

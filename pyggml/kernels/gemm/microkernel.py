@@ -273,22 +273,22 @@ def make_transpose(lanes: int, words: Callable[..., Any] = load) -> Any:
 
 
 def make_spread(lanes: int) -> Any:
-    """(to, step, of, size, n) -> None: n groups of `size` words, which follow each other at `of`,
-    to places `step` words apart. Whole vectors are written."""
+    """(to, step, of, apart, size, n) -> None: n groups of `size` words, `apart` from each other at
+    `of`, to places `step` words apart, in this order. Whole vectors are written."""
     vector = ir.VectorType(F32, lanes)
 
     @intrinsic
-    def spread(typing: Any, to: Any, step: Any, of: Any, size: Any, n: Any) -> Any:
+    def spread(typing: Any, to: Any, step: Any, of: Any, apart: Any, size: Any, n: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            to, step, of, size, n = arguments
+            to, step, of, apart, size, n = arguments
             with cgutils.for_range(builder, n) as groups:
-                source, target = (builder.mul(groups.index, each) for each in (size, step))
+                source, target = (builder.mul(groups.index, each) for each in (apart, step))
                 with cgutils.for_range_slice(builder, I64(0), size, I64(lanes)) as (i, _):
                     words = load(builder, at(builder, of, builder.add(source, i)), vector)
                     store(builder, words, at(builder, to, builder.add(target, i)))
             return context.get_dummy_value()
 
-        return types.void(*(types.intp,) * 5), codegen
+        return types.void(*(types.intp,) * 6), codegen
 
     return spread
 

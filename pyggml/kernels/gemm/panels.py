@@ -13,13 +13,19 @@ from pyggml.jit import kernel
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.simd import fill
 from pyggml.kernels.gemm.bfloat16 import make_pair, make_round, make_rounded_words
-from pyggml.kernels.gemm.microkernel import make_spread, make_tile_product, make_transpose
+from pyggml.kernels.gemm.microkernel import (
+    fetch,
+    make_spread,
+    make_tile_product,
+    make_transpose,
+)
 from pyggml.kernels.gemm.tile import FLOAT_TILE, PAIR_TILE, Tile
 from pyggml.sizes import round_up
 
 LANES = CHOSEN.lanes
 PAIR_NUMBERS = 2 * LANES  # numbers in a vector of pairs
 PIECE = 256  # numbers of a row of A that are rounded at a time; whole vectors of pairs
+_AHEAD = 16  # columns of A that are fetched before they are rounded
 PACKED_GROUPS = 8  # groups of A's rows that are packed as pairs together: whole vectors of rows
 
 float_product = make_tile_product(FLOAT_TILE)
@@ -27,7 +33,7 @@ pair_product = make_tile_product(PAIR_TILE)
 transpose = make_transpose(LANES)
 round_row, round_two = make_round(LANES, CHOSEN.bf16)
 pair_two = make_pair(LANES)
-_spread_groups = make_spread(LANES)
+_spread = make_spread(LANES)
 _transpose_rounded = make_transpose(LANES, make_rounded_words(CHOSEN.bf16))
 rounded_up = kernel(round_up)
 
@@ -80,61 +86,62 @@ def pack_pairs(packed, x, ld, in_columns, n_rows, depth, first, k0, rows, tile):
     on, as pairs, interleaved as (words, mr). x lies in rows, or in columns, which are ld apart;
     `rows` is scratch of `packing_scratch` words."""
     mr, size, width = tile.mr, words_of(tile, depth), PACKED_GROUPS * tile.mr
-    block, spare = rows[: LANES * width], rows[LANES * width :]
-    n_groups = min(PACKED_GROUPS, (n_rows - first + mr - 1) // mr)
-    last = min(size, (k0 + PIECE) // 2)
-    for word in range(k0 // 2, last, LANES):
-        if in_columns:
-            _round_columns(block, x, ld, n_rows, depth, first, word, spare)
-        else:
-            _round_rows(block, x, ld, n_rows, depth, first, word, spare)
-        for i in range(LANES):
-            to, of = packed[first * size + (word + i) * mr :], block[i * width :]
-            if (last - word - i) * mr >= rounded_up(mr, LANES):
-                _spread_groups(to.ctypes.data, size * mr, of.ctypes.data, mr, n_groups)
-                continue
-            for g in range(n_groups):  # whole vectors would reach into another piece
-                for j in range(mr):
-                    to[g * size * mr + j] = of[g * mr + j]
+    block, spare = rows[: PIECE // 2 * width], rows[PIECE // 2 * width :]
+    begin, n_groups = k0 // 2, min(PACKED_GROUPS, (n_rows - first + mr - 1) // mr)
+    n = min(size - begin, PIECE // 2)
+    if in_columns:
+        _round_columns(block, x, ld, n_rows, depth, first, begin, n, width, spare)
+    else:
+        _round_rows(block, x, ld, n_rows, depth, first, begin, n, width, spare)
+    whole = max(0, n + 1 - (rounded_up(mr, LANES) + mr - 1) // mr)  # vectors stay within the piece
+    for g in range(n_groups):
+        to, of = packed[(first + g * mr) * size + begin * mr :], block[g * mr :]
+        _spread(to.ctypes.data, mr, of.ctypes.data, width, mr, whole)
+        for i in range(whole, n):
+            for j in range(mr):
+                to[i * mr + j] = of[i * width + j]
 
 
 def packing_scratch(tile: Tile) -> int:
     """Words of scratch for pack_pairs."""
     width = PACKED_GROUPS * tile.mr
-    return LANES * width + max(2 * width, LANES * LANES + PAIR_NUMBERS)
+    return PIECE // 2 * width + LANES + max(2 * width, LANES * LANES + PAIR_NUMBERS)
 
 
 @kernel
-def _round_rows(block, x, ld, n_rows, depth, first, word, spare):
-    """block (LANES, width) = words `word` … of `width` rows of x from row `first` on."""
-    width, n = block.size // LANES, min(PAIR_NUMBERS, depth - 2 * word)
+def _round_rows(block, x, ld, n_rows, depth, first, begin, n, width, spare):
+    """block (n, width) = n words from `begin` on of `width` rows of x from row `first` on. Some
+    rows at a time are read along: of many the CPU foresees none."""
     for i in range(0, width, LANES):
-        to, start = block.ctypes.data + i * 4, (first + i) * ld + 2 * word
-        if n == PAIR_NUMBERS and first + i + LANES <= n_rows:
-            _transpose_rounded(to, width, x.ctypes.data + start * 4, ld)
-            continue
-        for j in range(LANES):
-            row = spare[j * LANES : (j + 1) * LANES]
-            if first + i + j < n_rows:
-                here = start + j * ld
-                round_numbers(row, x[here : here + n], spare[LANES * LANES :])
-            else:
-                fill(row, np.float32(0))
-        transpose(to, width, spare.ctypes.data, LANES)
+        for word in range(begin, begin + n, LANES):
+            to = block.ctypes.data + ((word - begin) * width + i) * 4
+            start, here = (first + i) * ld + 2 * word, min(PAIR_NUMBERS, depth - 2 * word)
+            if here == PAIR_NUMBERS and first + i + LANES <= n_rows:
+                _transpose_rounded(to, width, x.ctypes.data + start * 4, ld)
+                continue
+            for j in range(LANES):
+                row = spare[j * LANES : (j + 1) * LANES]
+                if first + i + j < n_rows:
+                    of = x[start + j * ld : start + j * ld + here]
+                    round_numbers(row, of, spare[LANES * LANES :])
+                else:
+                    fill(row, np.float32(0))
+            transpose(to, width, spare.ctypes.data, LANES)
 
 
 @kernel
-def _round_columns(block, x, ld, n_rows, depth, first, word, spare):
+def _round_columns(block, x, ld, n_rows, depth, first, begin, n, width, spare):
     """The same of an x that lies in columns."""
-    width = block.size // LANES
-    n, a, b = min(width, n_rows - first), spare[:width], spare[width : 2 * width]
-    for i in range(LANES):
-        k = 2 * (word + i)
+    here, a, b = min(width, n_rows - first), spare[:width], spare[width : 2 * width]
+    for i in range(n):
+        k = 2 * (begin + i)
         at_a = x.ctypes.data + (k * ld + first) * 4
         at_b = at_a + ld * 4
-        if n < width or k + 2 > depth:
-            _take_padded(a, x[k * ld + first :], n if k < depth else 0)
-            _take_padded(b, x[(k + 1) * ld + first :], n if k + 1 < depth else 0)
+        fetch(at_a + _AHEAD * ld * 4, width * 4)
+        fetch(at_b + _AHEAD * ld * 4, width * 4)
+        if here < width or k + 2 > depth:
+            _take_padded(a, x[k * ld + first :], here if k < depth else 0)
+            _take_padded(b, x[(k + 1) * ld + first :], here if k + 1 < depth else 0)
             at_a, at_b = a.ctypes.data, b.ctypes.data
         round_two(block[i * width :].ctypes.data, at_a, at_b, width)
 

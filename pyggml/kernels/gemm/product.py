@@ -52,11 +52,12 @@ from pyggml.kernels.gemm.path import Operands, Problem, ProductPath
 from pyggml.kernels.gemm.tile import FLOAT_TILE, PAIR_TILE, Tile
 from pyggml.quants.unpack import UNPACK
 
-# Numbers of k in one pass over B, whose panels then stay in the second cache. Forward it is a
-# multiple of every block of weights, backward of a vector of pairs. Each pass reads and writes C:
-# 512 rows with a BF16 matrix of 3072 × 1024 make 876 GFLOP/s in passes of 512 and 671 in those of
-# 128, on two cores of a Zen 5.
+# Words of k forward, or numbers backward, in one pass over B, whose panels then stay in the second
+# cache. Forward it is a multiple of every block of weights, backward of a vector of pairs. A pass
+# reads and writes C: 512 rows with a BF16 matrix of 3072 × 1024 make 876 GFLOP/s backward in passes
+# of 512 and 671 in those of 128, on two cores of a Zen 5.
 FORWARD_DEPTH, BACKWARD_DEPTH, PAIRS_DEPTH = 256, 128, 512
+PAIRING = 48  # rows of A that take as long as a task's panels of bfloat16
 _PANEL = FLOAT_TILE.panel
 
 
@@ -102,7 +103,7 @@ def _unpack_rows(panels, rows, weight, n_rows, k, tile, is_narrow):
 
     LANES rows at a time are unpacked and transposed; rows of bfloat16 are pairs already.
     """
-    n, ld = words_of(tile, k), FORWARD_DEPTH // tile.per_word
+    n, ld = words_of(tile, k), FORWARD_DEPTH
     numbers = rows[LANES * ld :]  # pairs need half of `rows`
     lie_so = is_narrow and tile.per_word == 2 and k == 2 * n and weight.row_bytes % 4 == 0
     for first in range(0, n_rows, LANES):
@@ -130,8 +131,9 @@ def _unpack_rows(panels, rows, weight, n_rows, k, tile, is_narrow):
 def _forward_task(f, task, thread):
     first, n_rows, groups = share_of(f, task, FORWARD_COLUMNS)
     here = rows_from(f.w, first)
-    for k0 in range(0, f.k, FORWARD_DEPTH):
-        k = min(FORWARD_DEPTH, f.k - k0)
+    depth = FORWARD_DEPTH * f.tile.per_word
+    for k0 in range(0, f.k, depth):
+        k = min(depth, f.k - k0)
         w = columns_from(here, k0)
         _unpack_rows(f.panels[thread], f.rows[thread], w, n_rows, k, f.tile, f.is_narrow)
         _multiply(f, thread, first, n_rows, groups, k0, k)
@@ -209,7 +211,7 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     if not p.rounds:
         return tiled_call(_TASKS, TiledProduct, p, o, w, tile, scratch)
     n_packs = -(-p.m // (PACKED_GROUPS * tile.mr)) * -(-p.k // PIECE)
-    return tiled_call(_OF_PAIRS, TiledProduct, p, o, w, tile, scratch, n_packs)
+    return tiled_call(_OF_PAIRS, TiledProduct, p, o, w, tile, scratch, n_packs, PAIRING)
 
 
 def _panel_words(tile: Tile) -> int:
@@ -222,7 +224,9 @@ def _layout(p: Problem) -> Layout:
     tile = _tile(p)
     return Layout(
         packed_a=Array((tile.packed_words(p.m, p.k),)),
-        rows=per_thread(max(packing_scratch(tile), LANES * FORWARD_DEPTH, 2 * BACKWARD_COLUMNS)),
+        rows=per_thread(
+            max(packing_scratch(tile), (LANES + 2) * FORWARD_DEPTH, 2 * BACKWARD_COLUMNS)
+        ),
         panels=per_thread(_panel_words(tile)),
         edge=per_thread(tile.mr * tile.panel),
         **scratch_of(p, FORWARD_COLUMNS if p.form == "mul_mat" else BACKWARD_COLUMNS),

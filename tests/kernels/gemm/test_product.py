@@ -18,7 +18,7 @@ from pyggml.quants import QUANTS, dequantize
 MR = FLOAT_TILE.mr
 TOKENS = sorted({1, FEW, FEW + 1, max(MR - 1, 1), MR, MR + 1, 65})
 OUT = [1, FORWARD_COLUMNS - 1, FORWARD_COLUMNS, FORWARD_COLUMNS + 1, BACKWARD_DEPTH + 1]
-DEPTHS = [32, 96, BACKWARD_COLUMNS, FORWARD_DEPTH + 32]
+DEPTHS = [32, 96, BACKWARD_COLUMNS, 2 * FORWARD_DEPTH + 32]  # of floats three passes, of pairs two
 GUARD = 64
 
 
