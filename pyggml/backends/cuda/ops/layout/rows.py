@@ -20,13 +20,13 @@ from pyggml.backends.cuda.ops.products import adding
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import (
+    THREADS,
     in_turn,
     per_element,
     per_result,
     per_row,
     per_rows,
 )
-from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
@@ -113,25 +113,35 @@ def _get_rows(site: CudaSite) -> Call:
 
 # -- get_rows_back ------------------------------------------------------------------------------
 
-_SHARES = small(64)  # of a column's rows: sums of one row wait for each other
-
 
 @kernel
 def _add_rows(table, dy, ids, n, n_ids, n_rows, batches, cell, fault):
-    """A thread has a column of one batch of a table, of one row in _SHARES, and adds in the order
-    of ids: each run gives the same."""
-    n_columns = table.size // n_rows
-    for i in range(cuda.grid(1), n_columns * _SHARES, cuda.gridsize(1)):
-        b, j, share = i % n_columns // n, i % n, i // n_columns
+    """A block takes a row of dy and, if no earlier one has its id, adds it to the table's row, and
+    all later ones of that id in their order: each run gives the same."""
+    same = cuda.shared.array(THREADS, np.int32)
+    for row in range(cuda.blockIdx.x, dy.size // n, cuda.gridDim.x):
+        b, k, is_later = row // n_ids, row % n_ids, np.int32(0)
         first = _batch_of_ids(b, batches[0], batches[1], batches[2]) * n_ids
-        for k in range(n_ids):
-            wanted = ids[first + k]
-            if wanted % _SHARES != share:
-                continue
-            if 0 <= wanted < n_rows:
-                table[(b * n_rows + wanted) * n + j] += dy[(b * n_ids + k) * n + j]
-            else:
-                cuda.atomic.max(cell, 0, fault)
+        wanted = ids[first + k]
+        for other in range(cuda.threadIdx.x, k, cuda.blockDim.x):
+            is_later |= np.int32(ids[first + other] == wanted)
+        if cuda.syncthreads_or(is_later):
+            continue
+        if not 0 <= wanted < n_rows:
+            cuda.atomic.max(cell, 0, fault)
+            continue
+        to = (b * n_rows + wanted) * n
+        for start in range(k, n_ids, cuda.blockDim.x):
+            other = start + cuda.threadIdx.x
+            is_same = np.int32(other < n_ids and ids[first + other] == wanted)
+            same[cuda.threadIdx.x] = is_same
+            if cuda.syncthreads_or(is_same):
+                for i in range(min(cuda.blockDim.x, n_ids - start)):
+                    if same[i]:
+                        of = (b * n_ids + start + i) * n
+                        for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
+                            table[to + j] += dy[of + j]
+            cuda.syncthreads()
 
 
 def _added_rows(site: CudaSite) -> Call:
@@ -140,8 +150,8 @@ def _added_rows(site: CudaSite) -> Call:
     batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
     n_ids = prod(ids.shape[len(batch) :])
     fault = no_such_row(site, "get_rows_back", n_rows)
-    return per_element(
-        _add_rows, prod(batch) * n * _SHARES, site.stream, site.out, *site.src[-2:], n, n_ids,
+    return per_row(
+        _add_rows, prod(batch) * n_ids, n, site.stream, site.out, *site.src[-2:], n, n_ids,
         n_rows, tuple(Batches.of(batch, ids.shape)), site.faults.cell,
         fault,
     )  # fmt: skip
