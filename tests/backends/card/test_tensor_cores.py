@@ -6,8 +6,10 @@ import pytest
 from pyggml import ops as matrix_ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
+from pyggml.backends.cuda.attention import tensor_back
 from pyggml.backends.cuda.gemm import grouped
 from pyggml.backends.cuda.ops.experts import products as experts
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import DTYPES
@@ -54,6 +56,16 @@ def test_attention(rounding, name):
     found = results(Graph.of(*nodes), Devices([rounding, CPU()]))
     for a, b in zip(found, wanted, strict=True):
         close(a, b)
+
+
+def test_blocks_begin_with_the_groups_that_have_most_to_do():
+    range_of = np.int32([0, 64, 32, 192, 64, 128, 128, 192])  # of 64 keys each
+    first = np.arange(200) // 150 * 150  # two documents
+    span = np.stack([first, np.arange(200) + 1], axis=1).astype(np.int32)
+    orders, lengths = np.zeros(8, np.int32), np.zeros(8, np.int32)
+    arrays = [cuda.to_device(a) for a in (orders, lengths, range_of, span.reshape(-1))]
+    tensor_back._find_order[2, 4](*arrays, 200, 256)
+    assert arrays[0].copy_to_host().tolist() == [1, 0, 2, 3, 2, 1, 0, 3]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("mul_mat_id", "Q4_K"), ("mul_mat_id_back", "Q8_0")])

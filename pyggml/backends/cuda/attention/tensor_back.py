@@ -7,6 +7,7 @@ Where those would be too few blocks, each takes some of the heads that share the
 kernel adds up their parts.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -22,12 +23,11 @@ from pyggml.backends.cuda.attention.fragments import (
     clear,
     held_at,
     hold,
-    longest_first,
     readers,
     seen_by_rows,
     tile_copier,
 )
-from pyggml.backends.cuda.attention.scores import ZERO, keys_of_query
+from pyggml.backends.cuda.attention.scores import ZERO, keys_of_queries, keys_of_query
 from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max
@@ -152,8 +152,9 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
 
     @kernel
     def backward(
-        dq, span, q, k, v, do, pairs, n_queries, n_padded, n_keys, n_heads, n_key_heads, scale
-    ):
+        dq, order, span, q, k, v, do, pairs, n_queries, n_padded, n_keys, n_heads, n_key_heads,
+        scale,
+    ):  # fmt: skip
         tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
         s, dp = cuda.local.array(of_scores, np.float32), cuda.local.array(of_scores, np.float32)
         sums = cuda.local.array(of_results, np.float32)
@@ -162,7 +163,7 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         top, slope = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
         warp, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x
-        first = longest_first(cuda.blockIdx.y, cuda.gridDim.y) * BR
+        first = order[cuda.blockIdx.y] * BR
         key_head = head // (n_heads // n_key_heads)
         query = first + 16 * warp + ((cuda.threadIdx.x & 31) >> 2)
         copy_queries(tile, 0, q, first, head, n_queries, n_heads)
@@ -217,6 +218,29 @@ def _find_queries(range_of, span, n_queries, n_keys):
         before, past = block_max(before, parts), block_max(past, parts)
         if cuda.threadIdx.x == 0:
             range_of[2 * group], range_of[2 * group + 1] = -before // QUERIES * QUERIES, past
+
+
+@kernel
+def _find_order(orders, lengths, range_of, span, n_queries, n_keys):
+    """orders: groups of BC keys, then those of BR queries, each with the longest first; a block for
+    each kind. lengths: as many numbers"""
+    n_key_groups, n = range_of.size // 2, range_of.size // 2
+    start, has_keys = 0, cuda.blockIdx.x == 0
+    if not has_keys:
+        n, start = orders.size - n_key_groups, n_key_groups
+    for i in range(cuda.threadIdx.x, n, cuda.blockDim.x):
+        one, other = range_of[2 * i % range_of.size], range_of[(2 * i + 1) % range_of.size]
+        if not has_keys:
+            first = i * BR
+            one, other = keys_of_queries(span, first, min(BR, n_queries - first), n_keys)
+        lengths[start + i] = other - one
+    cuda.syncthreads()
+    for i in range(cuda.threadIdx.x, n, cuda.blockDim.x):
+        place, mine = 0, lengths[start + i]
+        for j in range(n):
+            length = lengths[start + j]
+            place += length > mine or (length == mine and j < i)
+        orders[start + place] = i
 
 
 @device
@@ -290,15 +314,14 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
 
     @partial(kernel, most_threads=THREADS, shared_bytes=_bytes_by_key(head_size), least_blocks=2)
     def backward(
-        dk, dv, n_heads_of_part, range_of, spans, q, k, v, do, pairs, n_queries, n_padded, n_keys,
-        n_heads, n_key_heads, scale,
+        dk, dv, order, n_heads_of_part, range_of, spans, q, k, v, do, pairs, n_queries, n_padded,
+        n_keys, n_heads, n_key_heads, scale,
     ):  # fmt: skip
         tile = cuda.shared.array(0, np.uint8, ALIGNED)
         s, dp = cuda.local.array(of_scores, np.float32), cuda.local.array(of_scores, np.float32)
         dks = cuda.local.array(of_results, np.float32)
         dvs = cuda.local.array(of_results, np.float32)
-        key_head, n_groups = cuda.blockIdx.x, cuda.gridDim.z
-        group = n_groups - 1 - longest_first(cuda.blockIdx.z, n_groups)  # the first has most to do
+        key_head, group = cuda.blockIdx.x, order[cuda.blockIdx.z]
         first = group * BC
         key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
         head = key_head * (n_heads // n_key_heads) + cuda.blockIdx.y * n_heads_of_part
@@ -381,35 +404,69 @@ def _padded_rows(node: Tensor) -> int:
     return round_up(node.shape[0], QUERIES)
 
 
+def _n_groups(node: Tensor) -> tuple[int, int]:
+    """Of keys, and of queries."""
+    return -(-node.src[1].shape[0] // BC), -(-node.shape[0] // BR)
+
+
 def _pieces(node: Tensor) -> tuple[int, ...]:
-    """Bytes of pairs (H, P, 2), spans (P, 2), the queries of each group of keys (…, 2), and the
-    parts of dk and of dv."""
-    n_queries, n_heads, n_groups = _padded_rows(node), node.shape[1], -(-node.src[1].shape[0] // BC)
-    records = (2 * 4 * n for n in (n_heads * n_queries, n_queries, n_groups))
-    n_parts = _n_parts(node)
+    """Bytes of pairs (H, P, 2), spans (P, 2), the queries of each group of keys (…, 2), the parts
+    of dk and of dv, and the order of groups with their lengths."""
+    n_queries, n_heads, n_groups = _padded_rows(node), node.shape[1], _n_groups(node)
+    records = (2 * 4 * n for n in (n_heads * n_queries, n_queries, n_groups[0]))
+    n_parts, order = _n_parts(node), 4 * sum(n_groups)
     part = 4 * n_parts * node.src[1].n_elements if n_parts > 1 else 0
-    return tuple(round_up(n, ALIGNMENT) for n in (*records, part, part))
+    return tuple(round_up(n, ALIGNMENT) for n in (*records, part, part, order, order))
+
+
+def _causal_order(n_keys: int, n_queries: int) -> np.ndarray:
+    """The order of groups of keys, and of queries, where all run at once: two that share a
+    multiprocessor, one of each half, have as much to do as any two under a causal mask."""
+    halves = [
+        [*range(n - 1, n // 2 - 1, -1), *range(n // 2)] for n in (n_keys, n_queries)
+    ]  # fmt: skip
+    return np.array([n_keys - 1 - i for i in halves[0]] + halves[1], np.int32)
 
 
 def _in_bf16(*tensors: Tensor) -> tuple[bool, ...]:
     return tuple(t.dtype is BF16 for t in tensors)
 
 
+def _orders(site: CudaSite, range_of: Any, scratch: Sequence[Any]) -> tuple[Any, list[Call]]:
+    """The order in which blocks take groups of keys, then of queries; and the calls that find it,
+    where they do not all run at once."""
+    node, n_groups = site.node, _n_groups(site.node)
+    if n_groups[0] * node.src[1].shape[1] <= _BLOCKS:
+        return site.constant(_causal_order(*n_groups)), []
+    orders, lengths = (piece[: sum(n_groups)] for piece in scratch)
+    return orders, [
+        per_row(
+            _find_order, 2, max(n_groups), site.stream, orders, lengths, range_of, site.src[3],
+            node.shape[0], node.src[1].shape[0],
+        )
+    ]  # fmt: skip
+
+
+def _cut(node: Tensor, scratch: Any) -> Iterator[Any]:
+    """The arrays of `_pieces`."""
+    kinds = np.float32, np.int32, np.int32, np.float32, np.float32, np.int32, np.int32
+    ends = np.cumsum([0, *_pieces(node)])
+    return (scratch[a:b].view(kind) for (a, b), kind in zip(pairwise(ends), kinds, strict=True))
+
+
 def bind(site: CudaSite) -> Call:
     node, stream = site.node, site.stream
     (n_queries, n_heads, head_size), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     arrays, calls, rest = in_bf16(site, *_ROUNDED)
-    ends = np.cumsum([0, *_pieces(node)])
-    kinds = np.float32, np.int32, np.int32, np.float32, np.float32
-    pairs, spans, range_of, *parts = (
-        rest[a:b].view(kind) for (a, b), kind in zip(pairwise(ends), kinds, strict=True)
-    )
+    pairs, spans, range_of, *parts, order, lengths = _cut(node, rest)
     span, o, lse, do = site.src[3:7]
     of_records = n_queries, _padded_rows(node), n_keys, n_heads, head_size
     sizes = n_queries, _padded_rows(node), n_keys, n_heads, n_key_heads
     common = (*arrays, pairs, *sizes, np.float32(node.params["scale"]))
-    n_parts, n_groups = _n_parts(node), -(-n_keys // BC)
-    by_query, by_key = (n_heads, -(-n_queries // BR)), (n_key_heads, n_parts, n_groups)
+    n_parts, n_groups = _n_parts(node), _n_groups(node)
+    by_query, by_key = (n_heads, n_groups[1]), (n_key_heads, n_parts, n_groups[0])
+    range_of = range_of[: 2 * n_groups[0]]
+    orders, finds = _orders(site, range_of, (order, lengths))
     records = _records(*_in_bf16(node.src[4], node.src[6]))
     of_queries, of_results = _queries_kernel(head_size, *_in_bf16(node)), _in_bf16(*node.saved[:2])
     of_keys = _keys_kernel(head_size, *(of_results if n_parts == 1 else (False, False)))
@@ -420,15 +477,19 @@ def bind(site: CudaSite) -> Call:
     add = per_element(_adder(*of_results), n // 2, stream, *results, *parts, n, n_parts)
     of_part = n_heads // n_key_heads // n_parts
     return in_turn(
-        per_row(_find_queries, n_groups, n_queries, stream, range_of, span, n_queries, n_keys),
+        per_row(_find_queries, n_groups[0], n_queries, stream, range_of, span, n_queries, n_keys),
+        *finds,
         *calls,
         launch(
             records, n_blocks, _WARPS * LANES, stream, pairs, spans, o, do, lse, span, of_records,
             writes=[pairs, spans],
         ),
-        launch(of_queries, by_query, THREADS, stream, site.out, span, *common, writes=[site.out]),
         launch(
-            of_keys, by_key, THREADS, stream, *sums, of_part, range_of, spans, *common,
+            of_queries, by_query, THREADS, stream, site.out, orders[n_groups[0] :], span, *common,
+            writes=[site.out],
+        ),
+        launch(
+            of_keys, by_key, THREADS, stream, *sums, orders, of_part, range_of, spans, *common,
             shared_bytes=_bytes_by_key(head_size), writes=sums,
         ),
         *([add] if n_parts > 1 else []),
