@@ -106,9 +106,9 @@ class _Splitter:
         part.nodes.append(twin)
         part.changed |= dict.fromkeys(root for root in changed_by(t) if root.op is None)
         self.order[backend][-1] += twin, *twin.saved
-        if (returned := self.streams.parked.get(t)) is not None:
-            to = {"returned": returned}
-            sent = Tensor(twin.shape, twin.dtype, SENT, (twin,), to, t.name, base=twin)
+        for made in filter(self.streams.parked.get, (t, *t.saved)):
+            here, to = self.twins[made], {"returned": self.streams.parked[made]}
+            sent = Tensor(here.shape, here.dtype, SENT, (here,), to, made.name, base=here)
             part.nodes.append(sent)
             self.order[backend][-1].append(sent)
 

@@ -22,7 +22,7 @@ from pyggml.graph.op import RETURNED, STREAMED, changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
 
 _LONG = 4  # blocks whose weights are read meanwhile
-_LEAST = 1 << 10  # bytes of a result that is worth it
+_PART = 64  # of the largest of these results: smaller ones are not worth it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +49,12 @@ def streams(
         nodes = [t for t in graph.nodes if has_kernel(t) and backends[t] is backend]
         streamed = backend.streamed or ()
         late = dict[Tensor, Tensor]()
-        for result, reader in _read_late(nodes, streamed, _LONG * ahead) if n_parked else ():
-            if sum(t.n_bytes for t in late) < n_parked and result not in graph.outputs:
-                late[result] = reader
+        found = _read_late(nodes, streamed, _LONG * ahead) if n_parked else []
+        least = max((t.n_bytes for t, _ in found), default=0) // _PART
+        for t, reader in found:
+            large = t.n_bytes >= least and t not in graph.outputs
+            if large and sum(s.n_bytes for s in late) < n_parked:
+                late[t] = reader
         _enter(sent, nodes, streamed, late, ahead)
     return sent
 
@@ -71,8 +74,9 @@ def _read_late(
             if s in last:
                 last[s] = n_read
             n_read += s.n_bytes * (s in streamed)
-        if t.root is t and t not in changed and t.n_bytes >= _LEAST:
-            last[t] = n_read
+        for made in (t, *t.saved):
+            if made.root is made and made not in changed:
+                last[made] = n_read
     return [(t, late[t]) for t in last if t in late]
 
 
