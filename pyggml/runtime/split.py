@@ -106,9 +106,9 @@ class _Splitter:
         part.nodes.append(twin)
         part.changed |= dict.fromkeys(root for root in changed_by(t) if root.op is None)
         self.order[backend][-1] += twin, *twin.saved
-        for made in filter(self.streams.parked.get, (t, *t.saved)):
-            here, to = self.twins[made], {"returned": self.streams.parked[made]}
-            sent = Tensor(here.shape, here.dtype, SENT, (here,), to, made.name, base=here)
+        for result in filter(self.streams.parked.get, (t, *t.saved)):
+            here, to = self.twins[result], {"returned": self.streams.parked[result]}
+            sent = Tensor(here.shape, here.dtype, SENT, (here,), to, result.name, base=here)
             part.nodes.append(sent)
             self.order[backend][-1].append(sent)
 

@@ -49,9 +49,9 @@ def streams(
         nodes = [t for t in graph.nodes if has_kernel(t) and backends[t] is backend]
         streamed = backend.streamed or ()
         late = dict[Tensor, Tensor]()
-        found = _read_late(nodes, streamed, _LONG * ahead) if n_parked else []
-        least = max((t.n_bytes for t, _ in found), default=0) // _PART
-        for t, reader in found:
+        read_late = _read_late(nodes, streamed, _LONG * ahead) if n_parked else []
+        least = max((t.n_bytes for t, _ in read_late), default=0) // _PART
+        for t, reader in read_late:
             large = t.n_bytes >= least and t not in graph.outputs
             if large and sum(s.n_bytes for s in late) < n_parked:
                 late[t] = reader
@@ -74,9 +74,9 @@ def _read_late(
             if s in last:
                 last[s] = n_read
             n_read += s.n_bytes * (s in streamed)
-        for made in (t, *t.saved):
-            if made.root is made and made not in changed:
-                last[made] = n_read
+        for result in (t, *t.saved):
+            if result.root is result and result not in changed:
+                last[result] = n_read
     return [(t, late[t]) for t in last if t in late]
 
 
