@@ -7,7 +7,6 @@ import numpy as np
 
 from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.code.rows import Row, row_kernel
-from pyggml.backends.cuda.code.warp import LANES
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_rows, rows_at_once, threads_of_row
 from pyggml.backends.cuda.runtime.simulator import small
@@ -18,7 +17,9 @@ from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.ops import OPS
 
-_BLOCKS_OF_SHORT = small(512)  # of a kernel that adds up short rows; of others two times as many
+# Blocks of a kernel that adds up rows: four for each multiprocessor of a large card, which has room
+# for them at once, and leaves few sums to add.
+_BLOCKS_OF_SUMS = small(528)
 _MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
 _ELSEWHERE = ("cross_entropy_rows_back",)  # rows of a vocabulary: losses.py
 Loads = tuple[tuple[str, tuple[str, str]], ...]  # see Row
@@ -75,18 +76,13 @@ def rows_call(
     first = dict(loads).get(of.along[0], (of.along[0],))[0]
     n_rows = arrays[first].size // n
     arguments = *arrays.values(), *settings, n, *fault, *tiles
-    most = {"most": _most_blocks(n)} if totals else {}
+    most = {"most": _BLOCKS_OF_SUMS} if totals else {}
     return per_rows(run, n_rows, n, site.stream, *arguments, **most)
-
-
-def _most_blocks(n: int) -> int:
-    """So many that all multiprocessors of a large card have some, and few sums are left to add."""
-    return _BLOCKS_OF_SHORT if threads_of_row(n) <= LANES else 2 * _BLOCKS_OF_SHORT
 
 
 def rows_of_sums(n_rows: int, n: int) -> int:
     """Sums that a kernel makes of each number of its rows of n."""
-    return rows_at_once(n_rows, n, _most_blocks(n))
+    return rows_at_once(n_rows, n, _BLOCKS_OF_SUMS)
 
 
 def _by_row(of: Formula) -> CudaKernel:

@@ -57,7 +57,7 @@ BACK_AND_W = replace(_BACK, name="norm_backs", results=(_BACK.result, _BACK_W.re
 # -- the gradient of the weight -----------------------------------------------------------------
 
 _CHUNK_ROWS = 16  # rows whose part of dw one block, or warp, adds up: one row after the other
-_CHUNK_SUMS = 64  # such sums that one thread adds up
+_CHUNK_SUMS = 32  # such sums that one thread adds up
 
 
 @cache
