@@ -34,8 +34,7 @@ class BoundRun(SavedRun):
 
     @cached_property
     def gradient(self) -> StepGradient:
-        groups = self.passes.groups if self.passes.n_slots > 1 else ()
-        return StepGradient(self.parameters, self.model.devices, self.ranks, groups)
+        return StepGradient(self.parameters, self.model.devices, self.ranks, self.passes.groups)
 
     def _begin(self) -> None:
         """Take the memory of a run."""
