@@ -42,6 +42,11 @@ def gradient_groups(
     return groups if is_clear and len(every) == len(gradients) else []
 
 
+def have_one_chain(plans: Sequence[Schedule]) -> bool:
+    """Whether passes of all lengths go through the same devices in the same order."""
+    return len({tuple(part.backend for part in plan.parts) for plan in plans}) == 1
+
+
 def are_alike(one: Schedule, other: Schedule) -> bool:
     """Whether two graphs are computed in the same way, each of leaves of its own."""
 

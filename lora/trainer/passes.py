@@ -32,7 +32,7 @@ from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
 from pyggml.lora.optim import OPTIMISERS, StepsInBackward
 from pyggml.lora.trainer.experts import LOAD, BalanceLeaves
-from pyggml.lora.trainer.overlap import are_alike, gradient_groups, n_stages
+from pyggml.lora.trainer.overlap import are_alike, gradient_groups, have_one_chain, n_stages
 from pyggml.model import Model
 from pyggml.models import Inputs, record
 from pyggml.models.batch_rows import BatchRows
@@ -242,7 +242,9 @@ class Passes:
         self._further: list[tuple[dict[int, _Pair], list[Schedule]]] = []
         self._why = ""  # no more of them overlap
         self.slots: list[dict[int, BoundPair]] = []  # of each of them, by length, once bound
-        if not self.groups or self._traces:
+        alone = self._schedules[1 : 2 * len(self._pairs) : 2]
+        is_clear = all(map(have_one_chain, (self._trainings, alone)))
+        if not self.groups or self._traces or not is_clear:
             return
         for _ in range(min(n_passes, n_stages(self.training)) - 1):
             another = pairs()
