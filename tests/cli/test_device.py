@@ -180,7 +180,8 @@ def test_webgpu_from_the_command_line(finetune, pyggml, tiny, tmp_path, monkeypa
 class Small(SeparateCPU):
     """Has 100 million bytes, of which so many are free; its driver takes 500."""
 
-    own = 500
+    def own(self, n_nodes):
+        return 500
 
     def __init__(self, free, fails_at=None):
         super().__init__()
