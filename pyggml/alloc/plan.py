@@ -91,14 +91,16 @@ def plan(
     return min(best, pieces.place_by_size(), key=lambda p: p.n_bytes)
 
 
-_TAKE, _GIVE_BACK, _SCRATCH = range(3)
+_TAKE, _GIVE_BACK, _SCRATCH, _SCRATCH_BACK = range(4)
+_SMALL = 1 << 20  # bytes of scratch that is kept while the next nodes run
 
 
 class _Pieces:
     """The pieces of memory of a graph: `steps` take them and give them back as the nodes run.
 
     A result that overwrites a source has no piece of its own: it keeps that of its origin.
-    Scratch is free again as soon as its node has run.
+    Scratch is free again as soon as its node has run; a little, when those have run that may run
+    beside it.
     """
 
     def __init__(self, graph: Graph, backend: Backend, reuse: bool, share: bool) -> None:
@@ -128,8 +130,8 @@ class _Pieces:
         for act, t, n_bytes in self.steps:
             if act == _SCRATCH:
                 scratch[t] = arena.take(n_bytes)
-                if self.reuse:
-                    arena.give_back(scratch[t], n_bytes)
+            elif act == _SCRATCH_BACK:
+                arena.give_back(scratch[t], n_bytes)
             elif t in lasting:
                 if act == _TAKE:
                     behind[t] = n_behind
@@ -143,18 +145,18 @@ class _Pieces:
 
     def place_by_size(self) -> Plan:
         """A plan in which the largest pieces have the lowest addresses."""
-        taken: dict[Tensor, int] = {}  # piece → its place among `lives`
+        taken: dict[tuple[int, Tensor], int] = {}  # piece → its place among `lives`
         lives = list[tuple[int, float, int]]()  # first and last step, bytes
         owners = list[tuple[int, Tensor]]()
         for i, (act, t, n_bytes) in enumerate(self.steps):
-            if act == _GIVE_BACK:
-                first, _, size = lives[taken[t]]
-                lives[taken[t]] = first, i, size
+            if act in (_GIVE_BACK, _SCRATCH_BACK):
+                place = taken[act - (_GIVE_BACK - _TAKE), t]
+                first, _, size = lives[place]
+                lives[place] = first, i, size
                 continue
-            if act == _TAKE:
-                taken[t] = len(lives)
+            taken[act, t] = len(lives)
             owners.append((act, t))
-            lives.append((i, i + 0.5 if act == _SCRATCH else inf, round_up(n_bytes, ALIGNMENT)))
+            lives.append((i, inf, round_up(n_bytes, ALIGNMENT)))
         starts, n_bytes = lowest(lives)
         each = [*zip(owners, starts.tolist(), strict=True)]
         offsets = {t: start for (act, t), start in each if act == _TAKE}
@@ -177,6 +179,7 @@ class _Pieces:
 
     def _walk(self) -> None:
         taken: set[Tensor] = set()  # of what is shared
+        back = defaultdict[int, list[tuple[int, Tensor, int]]](list)  # place -> scratch given back
         for i, node in enumerate(self.graph.nodes):
             if node.base is None and node.op is not SAVED:
                 self._enter(node, i)
@@ -190,6 +193,9 @@ class _Pieces:
             if n_bytes:
                 self.n_scratch[node] = n_bytes
                 self.steps.append((_SCRATCH, node, n_bytes))
+                waits = self.backend.beside if n_bytes <= _SMALL else 0
+                back[i + waits].append((_SCRATCH_BACK, node, n_bytes))
+            self.steps += back.pop(i, ()) if self.reuse else ()
             if self.reuse:
                 self._release(i)
 

@@ -23,6 +23,9 @@ class Backend(ABC):
     for the last reader of what was there. So a plan holds back the last `room` bytes that became
     free.
 
+    `beside` is for devices that may begin so many nodes while an earlier one runs: small scratch is
+    held back as long.
+
     `streamed` are leaves that are copied to the device anew in every run, a few at a time; None of
     a device that cannot do that.
 
@@ -33,6 +36,7 @@ class Backend(ABC):
     name: str
     is_host: bool = False
     room: int = 0
+    beside: int = 0
     streamed: WeakSet[Tensor] | None = None
     copies_from: float = 0.05
 

@@ -9,21 +9,60 @@ earlier stage then says how many tasks it has, or declines for it, and Python do
 raises an error. So nothing has to be looked at in Python before a launch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import typeof
 
-from pyggml.graph.call import Call
 from pyggml.jit import Code, types
 from pyggml.jit.frames import Frame, FrameType
 from pyggml.jit.regions import run_all, run_tasks, write_tuple
 
 SHARE = 4096  # floats of a task of an elementwise kernel: 16 KiB, a few µs of work
 _ARRAY_WORDS = 5  # of an array without its shape and its strides; a number takes one
+
+
+class Extent(NamedTuple):
+    """Memory that tasks touch: where it lies, and how many bytes of it are a task's own; 0 if any
+    task touches any of them, −n if n bytes are each thread's. is_read: nothing is written there."""
+
+    start: int
+    n_bytes: int
+    each: int = 0
+    is_read: bool = False
+
+    @classmethod
+    def of(cls, x: np.ndarray, each: int = 0, is_read: bool = False) -> "Extent":
+        """An array, flat or without gaps; each: steps along its first axis that are a task's."""
+        last = sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))
+        return cls(
+            x.ctypes.data, (last + x.itemsize) if x.size else 0, each * x.strides[0], is_read
+        )
+
+    def excludes(self, other: "Extent") -> bool:
+        """Whether tasks of one may not run beside those of the other."""
+        overlap = (
+            self.start < other.start + other.n_bytes and other.start < self.start + self.n_bytes
+        )
+        of_threads = self == other and self.each < 0
+        return overlap and not of_threads and not (self.is_read and other.is_read)
+
+
+def pieces(x: np.ndarray, each: int, is_read: bool = False) -> Extent:
+    """An array of which each task has so many steps along the first axis."""
+    return Extent.of(x, each, is_read)
+
+
+def whole(x: np.ndarray, is_read: bool = True) -> Extent:
+    """An array of which tasks touch anything."""
+    return Extent.of(x, 0, is_read)
+
+
+def of_threads(scratch: Mapping[str, np.ndarray]) -> list[Extent]:
+    """Arrays of which each thread has a step along the first axis."""
+    return [Extent.of(x, -1) for x in scratch.values()]
 
 
 class TaskStage(NamedTuple):
@@ -34,6 +73,7 @@ class TaskStage(NamedTuple):
                  declines
     lies         what lies at the frame's address
     instead      what is called where it declines: does its work, or raises an error
+    touches      all memory that its tasks touch, if that is said (pyggml.jit.chains)
     """
 
     code: int
@@ -41,6 +81,7 @@ class TaskStage(NamedTuple):
     n_tasks: int | np.ndarray
     lies: Any
     instead: Callable[[], None] | None = None
+    touches: Sequence[Extent] = ()
 
 
 def task_code(declaration: type[Frame], exact: bool = False) -> Callable[[Callable], Code]:
@@ -49,9 +90,9 @@ def task_code(declaration: type[Frame], exact: bool = False) -> Callable[[Callab
     return lambda code: Code(code, signature, exact)
 
 
-def stage(code: Code, f: Frame, n_tasks: int | np.ndarray) -> TaskStage:
+def stage(code: Code, f: Frame, n_tasks: int | np.ndarray, *touches: Extent) -> TaskStage:
     """One stage of a launch: `code` on this frame."""
-    return TaskStage(code.address, f.address, n_tasks, f)
+    return TaskStage(code.address, f.address, n_tasks, f, None, touches)
 
 
 def tuple_stage(
@@ -59,11 +100,12 @@ def tuple_stage(
     values: tuple[Any, ...],
     n_tasks: int | np.ndarray,
     instead: Callable[[], None] | None = None,
+    touches: Sequence[Extent] = (),
 ) -> TaskStage:
     """The same for code that reads a tuple of arrays and numbers."""
     words = np.empty(sum(_ARRAY_WORDS + 2 * np.ndim(value) for value in values), np.int64)
     write_tuple(words, values)
-    return TaskStage(code.address, words.ctypes.data, n_tasks, (words, values), instead)
+    return TaskStage(code.address, words.ctypes.data, n_tasks, (words, values), instead, touches)
 
 
 @cache
@@ -91,17 +133,6 @@ def launch(*stages: TaskStage) -> None:
             run_tasks(each.code, each.frame, n_tasks)
 
 
-def join_launches(calls: Sequence[Call]) -> Iterator[Call]:
-    """The same calls, of which those of `launch` that follow each other are one: between their
-    stages runs no Python."""
-    for is_launch, some in groupby(calls, lambda call: call.kernel is launch):
-        if is_launch:
-            stages = list(chain.from_iterable(call.arguments for call in some))
-            yield Call(_launch_all, table_of(stages), stages)
-        else:
-            yield from some
-
-
 def table_of(stages: Sequence[TaskStage]) -> np.ndarray:
     """Stages as `run_all` reads them, (stages, 4)."""
     return np.array([_row(each) for each in stages], np.int64)
@@ -113,7 +144,7 @@ def _row(each: TaskStage) -> tuple[int, int, int, int]:
     return each.code, each.frame, each.n_tasks, 0
 
 
-def _launch_all(table: np.ndarray, stages: Sequence[TaskStage]) -> None:
+def launch_all(table: np.ndarray, stages: Sequence[TaskStage]) -> None:
     at = run_all(table, 0)
     while at < len(stages):
         instead = stages[at].instead

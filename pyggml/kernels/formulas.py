@@ -17,7 +17,7 @@ from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.jit import JIT, Code, kernel, simd, types
 from pyggml.jit.decorators import apart
-from pyggml.jit.tasks import SHARE, launch, tuple_stage
+from pyggml.jit.tasks import SHARE, launch, pieces, tuple_stage, whole
 from pyggml.kernels.kernel import Site, as_rows
 from pyggml.quants.bits import bf16_to_float
 
@@ -139,7 +139,10 @@ def by_formula(formula: Formula) -> Callable[[Site], Call]:
         if not JIT:
             return Call(loop_of(formula, kinds), *arrays, *settings)
         n_shares = -(-site.out.size // SHARE)
-        return Call(launch, tuple_stage(code_of(formula, kinds), (*arrays, *settings), n_shares))
+        n = len(arrays) - len(kinds)
+        touches = [pieces(a, SHARE, i >= n) for i, a in enumerate(arrays)]
+        values = (*arrays, *settings)
+        return Call(launch, tuple_stage(code_of(formula, kinds), values, n_shares, None, touches))
 
     return run
 
@@ -151,4 +154,6 @@ def by_rows(formula: Formula, site: Site) -> Call:
         loop = loop_of(formula, (F32, F32))
         return Call(one_by_one, [Call(loop, y[r], a[r], b[r % len(b)]) for r in range(len(y))])
     per = max(1, SHARE // max(1, y.shape[1]))
-    return Call(launch, tuple_stage(_rows_code(formula), (*arrays, per), -(-len(y) // per)))
+    touches = (pieces(y, per), pieces(a, per, True), whole(b))
+    n_tasks = -(-len(y) // per)
+    return Call(launch, tuple_stage(_rows_code(formula), (*arrays, per), n_tasks, None, touches))

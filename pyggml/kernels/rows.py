@@ -20,7 +20,7 @@ from pyggml.graph.tensor import Shape
 from pyggml.jit import JIT, Code, types
 from pyggml.jit.decorators import apart
 from pyggml.jit.simd import LEAST_KEY
-from pyggml.jit.tasks import SHARE, launch, tuple_stage
+from pyggml.jit.tasks import SHARE, Extent, launch, tuple_stage
 from pyggml.kernels.formulas import FUNCTIONS, NAMES
 from pyggml.kernels.kernel import Site, as_rows
 
@@ -155,7 +155,11 @@ def call_by_row(
     per = max(1, SHARE // max(1, n))
     code = code_of_rows(formula, tuple(a.dtype for a in arrays))
     frame = (*arrays, *tables, *settings, per, n_rows)
-    return Call(launch, tuple_stage(code, frame, -(-n_rows // per)))
+    touches = [
+        Extent.of(a, per if len(a) == n_rows else 0, i >= len(results))
+        for i, a in enumerate(arrays)
+    ]
+    return Call(launch, tuple_stage(code, frame, -(-n_rows // per), None, touches))
 
 
 def _tiles(rows: Shape, of_source: Shape) -> np.ndarray:

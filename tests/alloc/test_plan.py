@@ -246,10 +246,20 @@ def test_planning_touches_no_memory():
 
 
 def test_scratch_is_shared_by_nodes_that_follow_one_another():
-    x, w = zeros((64, 512)), zeros((512, 512))
+    x, w = zeros((64, 4096)), zeros((4096, 4096))
     one = plan(Graph.of(mul_mat(w, x)), CPU())
     three = plan(Graph.of(mul_mat(w, mul_mat(w, mul_mat(w, x)))), CPU())
-    assert three.n_bytes <= one.n_bytes + 2 * 64 * 512 * 4
+    assert max(one.n_scratch.values()) > 1 << 20
+    assert three.n_bytes <= one.n_bytes + 2 * 64 * 4096 * 4
+
+
+def test_little_scratch_is_not_given_to_the_next_nodes_which_may_run_beside():
+    x, thin = zeros((64, 64)), [zeros((8, 64)) for _ in range(9)]
+    p = plan(Graph.of(*(mul_mat(a, x) for a in thin)), CPU())
+    places = [range(at, at + p.n_scratch[t]) for t, at in p.scratch.items()]
+    near = [(a, b) for i, a in enumerate(places) for b in places[i + 1 : i + 1 + CPU.beside]]
+    assert len(near) > CPU.beside
+    assert all(a.stop <= b.start or b.stop <= a.start for a, b in near)
 
 
 def test_what_is_saved_for_nobody_still_has_a_place():

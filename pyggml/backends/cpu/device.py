@@ -13,8 +13,8 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import array, read, stored_shape, write
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
+from pyggml.jit.chains import join_launches
 from pyggml.jit.isa import cpu_name
-from pyggml.jit.tasks import join_launches
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import KERNELS, Compute, Kernel, Site
 from pyggml.kernels.reference import BY_REFERENCE, lacks_of_reference
@@ -27,6 +27,7 @@ class CPU(Backend):
 
     name = "cpu"
     is_host = True
+    beside = 6
 
     def __init__(self, compute: Compute = "f32") -> None:
         self.compute: Compute = compute

@@ -18,6 +18,7 @@ import numpy as np
 from pyggml.jit import kernel
 from pyggml.jit.frames import Bool, Floats1, Floats2, Floats3, Frame, Int, Shorts1
 from pyggml.jit.scratch import Array, Scratch, per_thread
+from pyggml.jit.tasks import Extent, whole
 from pyggml.kernels.gemm.microkernel import make_strided_product
 from pyggml.kernels.gemm.panels import add_edge, rounded_up
 from pyggml.kernels.gemm.path import Operands, Problem, flat
@@ -143,3 +144,9 @@ def fields_of(p: Problem, o: Operands, scratch: Scratch) -> dict[str, Any]:
         e_step=e.strides[1] // 4, rank=p.rank, begins=p.form == "out_prod",
         rounded=_NOT_ROUNDED if rounded is None else rounded.reshape(-1), **scratch,
     )  # fmt: skip
+
+
+def besides(f: Beside) -> list[Extent]:
+    """The memory of these fields that tasks touch, without scratch."""
+    parts = [whole(f.values["d"]), whole(f.values["e"]), whole(f.values["rounded"], False)]
+    return [part for part in parts if part.n_bytes]

@@ -19,7 +19,7 @@ from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Floats2, Int
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.scratch import Layout, per_thread
-from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.jit.tasks import launch, of_threads, stage, task_code, whole
 from pyggml.kernels.gemm.few import put_products
 from pyggml.kernels.gemm.frames import Product, block_matrix
 from pyggml.kernels.gemm.int_dots import AHEAD, int_dots
@@ -112,7 +112,9 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
         group_bytes=n_tokens * packed_bytes(name, p.k), **scratch,
     )  # fmt: skip
     code = _task(WHOLE_TYPES.index(name), n_tokens)
-    return Call(launch, stage(code, f, -(-p.n // rows) * n_shares))
+    c, a = whole(f.values["c"], False), whole(f.values["a"])
+    n_tasks = -(-p.n // rows) * n_shares
+    return Call(launch, stage(code, f, n_tasks, c, a, whole(o.b), *of_threads(scratch)))
 
 
 INT8 = ProductPath(name="int8 by rows", takes=_takes, layout=_layout, bind=_bind, most=MOST)

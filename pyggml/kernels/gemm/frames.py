@@ -12,8 +12,8 @@ from pyggml.graph.dtypes import BF16, DType
 from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml.jit.scratch import Scratch
-from pyggml.jit.tasks import launch, stage
-from pyggml.kernels.gemm.beside import Beside, fields_of
+from pyggml.jit.tasks import launch, of_threads, stage, whole
+from pyggml.kernels.gemm.beside import Beside, besides, fields_of
 from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.panels import split
 from pyggml.kernels.gemm.path import Operands, Problem, flat
@@ -129,10 +129,10 @@ class Tasks(NamedTuple):
 
 def tiled_call(
     tasks: Tasks, declaration: type[TiledProduct], p: Problem, o: Operands, w: BlockMatrix,
-    tile: Tile, scratch: Scratch, n_packs: int = 0, unpacking: int = 8, **own: Any,
+    tile: Tile, scratch: Scratch, n_packs: int = 0, unpacking: int = 8, **further: Any,
 ) -> Call:  # fmt: skip
     """The stages of a tiled product; n_packs: tasks that pack A, 0: one for each group; unpacking:
-    as `shares` has it; own: the fields that its frame has beside a TiledProduct's."""
+    as `shares` has it; further: the fields that its frame has beside a TiledProduct's."""
     forward = p.form == "mul_mat"
     n_groups = -(-p.m // tile.mr)
     n_tasks = -(-p.n // (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS))
@@ -141,9 +141,13 @@ def tiled_call(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.a.strides[1] // 4 if p.a_in_columns else o.lda,
         w=w, m=p.m, n=p.n, k=p.k, accumulate=o.accumulate, tile=tile.shape,
         a_in_columns=p.a_in_columns, is_narrow=p.weight_type is BF16, n_shares=n_shares,
-        **fields_of(p, o, scratch), **own,
+        **fields_of(p, o, scratch), **further,
     )  # fmt: skip
-    multiply = stage(tasks.forward if forward else tasks.backward, f, n_tasks * n_shares)
+    packed = scratch["packed_a"]
+    own = of_threads({name: x for name, x in scratch.items() if name != "packed_a"})
+    code, c = tasks.forward if forward else tasks.backward, whole(f.values["c"], False)
+    multiply = stage(code, f, n_tasks * n_shares, c, whole(o.b), whole(packed), *besides(f), *own)
     if o.packing is not None and o.packing.done:
         return Call(launch, multiply)
-    return Call(launch, stage(tasks.pack, f, n_packs or n_groups), multiply)
+    a, n_packs = whole(f.values["a"]), n_packs or n_groups
+    return Call(launch, stage(tasks.pack, f, n_packs, a, whole(packed, False), *own), multiply)

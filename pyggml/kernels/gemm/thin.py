@@ -17,7 +17,7 @@ from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
-from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.jit.tasks import launch, of_threads, pieces, stage, task_code, whole
 from pyggml.kernels.gemm.microkernel import fetch, make_dot_tile, make_tile_product
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.kernels.gemm.tile import OUTER_TILE, THIN_TILE
@@ -179,13 +179,19 @@ def _call(
         lies_so = len(thin) == OUTER_MR and thin.T.flags.c_contiguous
     else:
         lies_so = len(thin) == n_rows and thin.flags.c_contiguous
+    lies, packed = flat(thin), flat(thin) if lies_so else packed
     f = ThinProduct(
-        thin=flat(thin), row_step=thin.strides[0] // 4, step=thin.strides[1] // 4,
-        n_thin=len(thin), in_groups=in_groups, packed=flat(thin) if lies_so else packed,
-        n_other=cut[0], each=cut[1], **fields,
+        thin=lies, row_step=thin.strides[0] // 4, step=thin.strides[1] // 4, n_thin=len(thin),
+        in_groups=in_groups, packed=packed, n_other=cut[0], each=cut[1], **fields,
     )  # fmt: skip
-    pack = [] if lies_so else [stage(_pack_task, f, n_rows)]
-    return Call(launch, *pack, stage(task, f, -(-cut[0] // cut[1])))
+    c, x, depth = fields["c"], fields["x"], fields["x_step"]
+    pack = [] if lies_so else [stage(_pack_task, f, n_rows, whole(lies), whole(packed, False))]
+    if task is _rows_task:
+        own = pieces(c, cut[1] * len(thin)), pieces(x, cut[1] * depth, True)
+    else:
+        own = whole(c, False), whole(x)
+    sums = of_threads({"sums": fields["sums"]})
+    return Call(launch, *pack, stage(task, f, -(-cut[0] // cut[1]), *own, whole(packed), *sums))
 
 
 def _is_one_batch(p: Problem) -> bool:

@@ -22,7 +22,7 @@ from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import JIT, kernel
 from pyggml.jit.frames import Bool, Float, Floats3, Frame, Int
-from pyggml.jit.tasks import SHARE, launch, stage, task_code
+from pyggml.jit.tasks import SHARE, launch, pieces, stage, task_code, whole
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.attention.rope_table import check_mode, rope_table
 from pyggml.ops.expect import expect_axes, expect_type
@@ -156,7 +156,8 @@ def _rotation(sign: float) -> Callable[[Site], Call]:
             y=y, x=x, table=table, neox=neox, offset=offset, sign=sign, in_place=site.in_place,
             each=each,
         )  # fmt: skip
-        return Call(launch, stage(_rotate_task, f, -(-n // each)))
+        own, read = pieces(y, each), pieces(x, each, True)
+        return Call(launch, stage(_rotate_task, f, -(-n // each), own, read, whole(table)))
 
     return run
 

@@ -19,7 +19,7 @@ from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, kernel
 from pyggml.jit.frames import Bool, Floats1, Frame, Shorts1
-from pyggml.jit.tasks import SHARE, launch, stage, task_code
+from pyggml.jit.tasks import SHARE, launch, pieces, stage, task_code
 from pyggml.kernels.kernel import Site, as_four, cpu_kernel
 from pyggml.ops.layout.layout import dup, reshape
 from pyggml.quants import QUANTS, NoPack, dequantize, quantize
@@ -133,8 +133,10 @@ def _floats(out: np.ndarray, x: np.ndarray, to: DType, of: DType) -> Call:
     gapless = x.flags.c_contiguous and out.flags.c_contiguous
     if JIT and {to, of} == {F32, BF16} and gapless:
         narrow, wide = (out, x) if to is BF16 else (x, out)
-        f = Rounding(narrow=narrow.reshape(-1), wide=wide.reshape(-1), narrows=to is BF16)
-        return Call(launch, stage(_strip_task, f, -(-wide.size // SHARE)))
+        narrow, wide = narrow.reshape(-1), wide.reshape(-1)
+        f = Rounding(narrow=narrow, wide=wide, narrows=to is BF16)
+        short, long = pieces(narrow, SHARE, to is F32), pieces(wide, SHARE, to is BF16)
+        return Call(launch, stage(_strip_task, f, -(-wide.size // SHARE), short, long))
     arrays = (as_four(a.view(_BITS[a.itemsize])) for a in (out, x))
     return Call(_cpy, *arrays, _FLOATS.index(to), _FLOATS.index(of))
 

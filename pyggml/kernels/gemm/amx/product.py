@@ -15,7 +15,7 @@ from pyggml.graph.dtypes import F32
 from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats2, Floats3, Int, Shorts1, Shorts3
 from pyggml.jit.scratch import Array, Layout, per_thread
-from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.jit.tasks import launch, of_threads, pieces, stage, task_code, whole
 from pyggml.kernels.gemm.amx.rows import (
     LANES,
     LINE,
@@ -38,7 +38,15 @@ from pyggml.kernels.gemm.amx.tiles import (
     release,
     rows_of,
 )
-from pyggml.kernels.gemm.beside import Beside, begin, fields_of, finish, scratch_of, take_columns
+from pyggml.kernels.gemm.beside import (
+    Beside,
+    begin,
+    besides,
+    fields_of,
+    finish,
+    scratch_of,
+    take_columns,
+)
 from pyggml.kernels.gemm.frames import Product, columns_from, rows_from, shares
 from pyggml.kernels.gemm.panels import rounded_up, split
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
@@ -178,10 +186,14 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
         accumulate=o.accumulate, n_shares=n_shares, rounds=rounds, **fields_of(p, o, scratch),
     )  # fmt: skip
-    multiply = stage(code, f, n_tasks * n_shares)
+    packed = scratch.pop("packed_a")
+    own = of_threads(scratch)
+    c, n_tasks = whole(f.values["c"], False), n_tasks * n_shares
+    multiply = stage(code, f, n_tasks, c, whole(o.b), whole(packed), *besides(f), *own)
     if o.packing is not None and o.packing.done:
         return Call(launch, multiply)
-    return Call(launch, stage(_pack_task, f, n_groups), multiply)
+    a, rows = pieces(f.values["a"], SIDE * o.lda, True), pieces(packed, SIDE * leading(p.k))
+    return Call(launch, stage(_pack_task, f, n_groups, a, rows, *own), multiply)
 
 
 def _cut(p: Problem) -> tuple[int, int, Code]:
