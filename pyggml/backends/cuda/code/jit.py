@@ -6,9 +6,12 @@ Under Numba's simulator, functions of this folder that have a twin in simulator.
 from collections.abc import Callable
 from typing import Any
 
+from pyggml.backends.cuda.code.lowering import search_in_one_round
 from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, absent, twin_of
 
+if HAS_PTX:
+    search_in_one_round()
 _compile: Callable[[Callable], Any] = cuda.jit(device=True)
 
 
