@@ -60,6 +60,7 @@ USES_NUMBA |= {
         "code/byte_ptx",
         "code/cluster_ptx",
         "code/jit",
+        "code/lowering",
         "code/ptx",
         "runtime/ahead",
         "runtime/cubins",
