@@ -14,16 +14,16 @@ def _find_singly_assigned(self: Any) -> None:
     from numba.cuda import lowering
     from numba.cuda.core import ir
 
-    blocks, found = self.func_ir.blocks, set[str]()
+    blocks, names = self.func_ir.blocks, set[str]()
     if not self.func_ir.func_id.is_generator:
-        use_defs, stored = lowering.compute_use_defs(blocks), lowering.must_use_alloca(blocks)
-        defined = Counter(name for names in use_defs.defmap.values() for name in names)
-        used = {name for names in use_defs.usemap.values() for name in names}
+        use_defs, in_memory = lowering.compute_use_defs(blocks), lowering.must_use_alloca(blocks)
+        homes = Counter(name for here in use_defs.defmap.values() for name in here)
+        reads = {name for here in use_defs.usemap.values() for name in here}
         every = (one for block in blocks.values() for one in block.find_insts(ir.assign_types))
-        assigned = Counter(one.target.name for one in every)
-        once = {name for name, n in defined.items() if n == assigned[name] == 1}
-        found = once - used - set(stored)
-    self._singly_assigned_vars, self._blk_local_varmap = found, {}
+        times = Counter(one.target.name for one in every)
+        once = {name for name, n in homes.items() if n == times[name] == 1}
+        names = once - reads - set(in_memory)
+    self._singly_assigned_vars, self._blk_local_varmap = names, {}
 
 
 def search_in_one_round() -> None:
