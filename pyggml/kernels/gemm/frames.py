@@ -3,6 +3,7 @@
 A task multiplies some columns of B with a share of A's groups of rows.
 """
 
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,8 +100,9 @@ def unpack_row(to, w, row, n, ahead):
     call_block(w.unpack, to, here, n_blocks)
 
 
-def shares(p: Problem, mr: int, n_tasks: int, n_threads: int, unpacking: int = 8) -> int:
+def shares(p: Problem, mr: int, n_tasks: float, n_threads: int, unpacking: int = 8) -> int:
     """In how many shares of A's groups of mr rows, with n_tasks tasks each, threads end soonest.
+    The last task has fewer columns where n_tasks is no whole number.
 
     A task unpacks its columns anew, which takes as long as `unpacking` rows of A, and then the rows
     of its share. At the end of a region a thread waits for a quarter of a task.
@@ -108,7 +110,9 @@ def shares(p: Problem, mr: int, n_tasks: int, n_threads: int, unpacking: int = 8
 
     def rows_of_a_thread(n_shares: int) -> float:
         rows = -(-n_groups // n_shares) * mr + unpacking
-        return (-(-n_tasks * n_shares // n_threads) + 0.25) * rows
+        n_whole, every = int(n_tasks) * n_shares, n_tasks * n_shares
+        most = max(-(-n_whole // n_threads), every / n_threads, min(n_tasks, 1))
+        return (most + 0.25) * rows
 
     n_groups = -(-p.m // mr)
     return min(range(1, min(n_groups, 4 * n_threads) + 1), key=rows_of_a_thread)
@@ -135,7 +139,7 @@ def tiled_call(
     as `shares` has it; further: the fields that its frame has beside a TiledProduct's."""
     forward = p.form == "mul_mat"
     n_groups = -(-p.m // tile.mr)
-    n_tasks = -(-p.n // (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS))
+    n_tasks = p.n / (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS)
     n_shares = shares(p, tile.mr, n_tasks, len(scratch["panels"]), unpacking)
     f = declaration(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.a.strides[1] // 4 if p.a_in_columns else o.lda,
@@ -146,7 +150,8 @@ def tiled_call(
     packed = scratch["packed_a"]
     own = of_threads({name: x for name, x in scratch.items() if name != "packed_a"})
     code, c = tasks.forward if forward else tasks.backward, whole(f.values["c"], False)
-    multiply = stage(code, f, n_tasks * n_shares, c, whole(o.b), whole(packed), *besides(f), *own)
+    n = ceil(n_tasks) * n_shares
+    multiply = stage(code, f, n, c, whole(o.b), whole(packed), *besides(f), *own)
     if o.packing is not None and o.packing.done:
         return Call(launch, multiply)
     a, n_packs = whole(f.values["a"]), n_packs or n_groups
