@@ -16,6 +16,7 @@ class SeparateCPU(CPU):
 
     name = "separate"
     is_host = False
+    beside = 0
 
     def __init__(self, compute="f32"):
         super().__init__(compute)
