@@ -121,9 +121,9 @@ class _SideBySide(list[_Chain]):
         """A stage that does all."""
         if len(self) == 1:
             return self[0].as_one()
-        longest_first = sorted(self, key=lambda own: own.n_tasks)
-        stages = [own.as_one() for own in longest_first]
-        ends = list(accumulate(own.n_tasks for own in longest_first))
+        fewest_first = sorted(self, key=lambda own: own.n_tasks)  # whose tasks are the longest
+        stages = [own.as_one() for own in fewest_first]
+        ends = list(accumulate(own.n_tasks for own in fewest_first))
         rows = [(s.code, s.frame, end) for s, end in zip(stages, ends, strict=True)]
         return _stage(BRANCH, chain.from_iterable(rows), ends[-1], stages)
 
@@ -155,9 +155,9 @@ def _place(regions: list[_SideBySide], beside: _SideBySide | None) -> _SideBySid
 def join_launches(calls: Sequence[Call]) -> Iterator[Call]:
     """The same calls, of which those of `launch` that follow each other are one: between their
     stages runs no Python."""
-    for is_launch, some in groupby(calls, lambda call: call.kernel is launch):
+    for is_launch, run in groupby(calls, lambda call: call.kernel is launch):
         if is_launch:
-            stages = in_fewer(chain.from_iterable(call.arguments for call in some), n_cores())
+            stages = in_fewer(chain.from_iterable(call.arguments for call in run), n_cores())
             yield Call(launch_all, table_of(stages), stages)
         else:
-            yield from some
+            yield from run
