@@ -194,10 +194,12 @@ def test_the_log_says_which_rank_is_on_which_card(capsys):
 
     ranks = Second()
     ranks.texts = lambda text: ["cuda:0", text, "cuda:0"]
-    say_ranks(SimpleNamespace(ranks=ranks, config=TrainConfig(grad_accum=6)), "cuda:2")
-    said = capsys.readouterr().out
-    assert "3 processes share the 6 passes of a step" in said
-    assert "rank 0 on cuda:0, rank 1 on cuda:2, rank 2 on cuda:0" in said
+    trainer = SimpleNamespace(ranks=ranks, config=TrainConfig(grad_accum=6))
+    for is_given, why in ((True, ""), (False, ", as for --grad-accum 6")):
+        say_ranks(trainer, "cuda:2", is_given)
+        said = capsys.readouterr().out
+        assert f"3 processes share the 6 passes of a step{why}\n" in said
+        assert "rank 0 on cuda:0, rank 1 on cuda:2, rank 2 on cuda:0" in said
 
 
 def test_objectives_have_the_settings_that_are_walked():
