@@ -37,8 +37,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -48,13 +46,13 @@ from itertools import chain, count, islice, product
 from math import inf, prod
 from pathlib import Path
 from statistics import median
-from subprocess import PIPE, Popen
 from time import perf_counter
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 from batches import random_batch
+from device_sides import Side, llama_bench, take_turns
 
 import pyggml
 from pyggml.backends.cuda import cards, open_cuda
@@ -79,7 +77,6 @@ from pyggml.runtime import Program
 
 from machine import about
 
-HERE = Path(__file__).parent
 SHAPES = ((2048, 2048), (6144, 2048), (2048, 6144))  # n_out, n_in
 ROUNDS, REPEATS = 20, 8
 
@@ -303,67 +300,6 @@ def time_of_graph(card: Card, passes: Passes) -> dict[str, float]:
         "launches": len(graph.calls), "longest_path": max(depths),
         "milliseconds_in_a_line": 1e3 * line, "milliseconds_side_by_side": 1e3 * side,
     }  # fmt: skip
-
-
-# -- other programs -----------------------------------------------------------------------------
-
-
-class Side:
-    """Another program's steps (card_step.py), in a process that waits for its turns."""
-
-    def __init__(self, flags: str, options: Any) -> None:
-        path = options.unsloth_path if "--unsloth" in flags else ""
-        paths = [path, os.environ.get("PYTHONPATH", "")]
-        env = os.environ | {"PYTHONPATH": ":".join(filter(None, paths))}
-        common = ["--rank", str(options.rank), "--steps", str(options.steps), "--in-turns"]
-        if "--sizes" not in flags:
-            common += ["--sizes", options.sizes]
-        command = [options.peft_python, str(HERE / "card_step.py"), *flags.split(), *common]
-        self.flags = flags
-        self._process = Popen(command, env=env, stdin=PIPE, stdout=PIPE, text=True)
-
-    def is_ready(self) -> bool:
-        """Waits until it is warm; False when it has ended."""
-        assert self._process.stdout
-        for line in self._process.stdout:
-            if line == "ready\n":
-                return True
-            if line.startswith("{"):
-                print(line, end="", flush=True)
-        if code := self._process.wait():
-            print(json.dumps({"side": self.flags, "exit_code": code}), flush=True)
-        return False
-
-    def take_turn(self) -> bool:
-        """Let it measure one size; whether there is another."""
-        assert self._process.stdin
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self.is_ready()
-
-
-def take_turns(sides: list[Side]) -> None:
-    """All are warm before the first is measured, one at a time."""
-    waiting = [side for side in sides if side.is_ready()]
-    while waiting:
-        waiting = [side for side in waiting if side.take_turn()]
-
-
-def llama_bench(options: Any, file: str) -> None:
-    """Prompts and tokens of llama.cpp's CUDA backend."""
-    given = (
-        f"-ngl 99 -fa 1 -ub 512 -r 5 -o json -p {options.past} -n {options.new} -d 0,{options.past}"
-    )
-    command = [options.llama_bench, "-m", file, *given.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(json.dumps({"benchmark": "llama-bench", "error": done.stderr[-500:]}), flush=True)
-        return
-    for test in json.loads(done.stdout):
-        fields = {name: test[name] for name in ("n_prompt", "n_gen", "n_depth", "avg_ts")}
-        print(
-            json.dumps({"benchmark": "llama-bench", "model": Path(file).name, **fields}), flush=True
-        )
 
 
 # -- weights that go to the card ----------------------------------------------------------------

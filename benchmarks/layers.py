@@ -59,7 +59,7 @@ class Clock:
             self._last, self._spent = now, 0.0
 
 
-def measured(trainer: Trainer) -> tuple[dict[str, object], np.ndarray]:
+def run_and_time(trainer: Trainer) -> tuple[dict[str, object], np.ndarray]:
     """What a run of a trainer took, and the numbers that it trained."""
     clock = Clock()
     for part, name in ((trainer.gradient, "end"), (trainer.optimiser, "clip")):
@@ -108,7 +108,7 @@ def main() -> None:
         began = perf_counter()
         trainer = trainer_of(given, where)
         n_slots, layers = trainer.passes.n_slots, str(trainer.model.placement or "")
-        line, numbers = measured(trainer)
+        line, numbers = run_and_time(trainer)
         trainer.free()
         seconds, before = first = first or (line["seconds"], numbers)
         apart = float(np.abs(numbers - before).max())

@@ -16,7 +16,7 @@ from pyggml.graph.tensor import Tensor, zeros
 from pyggml.jit import compile_for
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.optim.gathered import Gathered, gathered
+from pyggml.lora.optim.whole_gradient import WholeGradient, gather_whole
 from pyggml.ops import clip_norm, opt_step_half
 from pyggml.ops.arithmetic.dropout import DRAW, draw_words
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
@@ -82,14 +82,14 @@ class FlatOptimiser(ABC):
     def clip(self) -> float:
         """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
         clip, *_ = self._programs
-        if self._gathered is not None:
-            self._gathered.collect()
+        if self._whole_gradient is not None:
+            self._whole_gradient.collect()
         clip()
         (norm,) = clip.schedule.graph.outputs
         length = float(clip.read(norm)[0])
         is_clipped = self.config.clip and length >= np.float32(self.config.clip)
-        if self._gathered is not None and is_clipped:
-            self._gathered.spread()
+        if self._whole_gradient is not None and is_clipped:
+            self._whole_gradient.spread()
         return length
 
     def check_length(self, length: float) -> None:
@@ -131,17 +131,17 @@ class FlatOptimiser(ABC):
         _ = self._programs
 
     @cached_property
-    def _gathered(self) -> Gathered | None:
+    def _whole_gradient(self) -> WholeGradient | None:
         """The gradient in one piece, if it is in several parts."""
         several = len(self.parameters.buffers["gradient"]) > 1
-        return gathered(self.parameters, self._devices) if several else None
+        return gather_whole(self.parameters, self._devices) if several else None
 
     @cached_property
     def _programs(self) -> list[Program]:
         """That of `clip`, then those of `step`."""
         (whole, *_), of_norm = self.parameters.buffers["gradient"], self._devices
-        if self._gathered is not None:
-            whole, of_norm = self._gathered.whole, self._gathered.devices
+        if self._whole_gradient is not None:
+            whole, of_norm = self._whole_gradient.whole, self._whole_gradient.devices
         norms = [schedule(Graph.of(clip_norm(whole, self.config.clip)), of_norm)]
         schedules = norms + [schedule(g, self._devices) for g in self._graphs()]
         arenas = Arenas(*schedules)

@@ -13,7 +13,7 @@ from pyggml.lora.objectives.objective import Lesson, LossNet, Objective, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.experts import BALANCE, LOAD, ExpertReport
-from pyggml.lora.trainer.overlap import Before, overlapped
+from pyggml.lora.trainer.overlap import Before, run_overlapping
 from pyggml.lora.trainer.passes import Passes
 from pyggml.lora.trainer.validation import ValidationSample
 from pyggml.model import Model
@@ -102,7 +102,7 @@ class Losses:
         passes = self.passes
         if passes.n_slots > 1 and run in (passes.train, passes.evaluate):
             every = [*batches]
-            results = overlapped(
+            results = run_overlapping(
                 passes, every, run == passes.evaluate, lambda k, part: before(first + k, part)
             )
             yield from ((batch, *read) for batch, read in zip(every, results, strict=True))

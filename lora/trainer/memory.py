@@ -10,7 +10,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim import kept_bytes
-from pyggml.lora.optim.gathered import gathered_bytes
+from pyggml.lora.optim.whole_gradient import bytes_of_whole
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.gradient import n_gradients
 from pyggml.lora.trainer.passes import Passes
@@ -95,7 +95,7 @@ def on_devices(
         arena = passes.arena_bytes(backend)
         beside = _bytes_beside_leaves(backend, plans)
         mine = round(held * parameters.share(devices, backend))
-        mine += gathered_bytes(parameters, devices, backend)
+        mine += bytes_of_whole(parameters, devices, backend)
         homes = (devices.home(t) or devices.first for t in cache)
         rows = sum(t.n_bytes for t, home in zip(cache, homes, strict=True) if home is backend)
         driver = backend.own(sum(len(p.graph.nodes) for p in plans))

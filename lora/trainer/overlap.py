@@ -56,7 +56,7 @@ def are_alike(one: Schedule, other: Schedule) -> bool:
     return kinds(one) == kinds(other)
 
 
-def overlapped(
+def run_overlapping(
     passes: Passes, batches: Sequence[WindowBatch], alone: bool, before: Before
 ) -> list[tuple[float, Mapping[str, np.ndarray]]]:
     """The loss of each of some batches, and what is read beside it; in training their gradients are

@@ -313,7 +313,7 @@ class Passes:
     def arena_bytes(self, backend: Backend) -> int:
         """Bytes of a device's arenas: one, or one for each pass under way that it comes back to."""
         most = max(p.n_bytes for p in self.plans[backend])
-        return most if backend in self._shared else most * self.n_slots
+        return most if backend in self._devices_of_one_arena else most * self.n_slots
 
     @property
     def _trainings(self) -> Sequence[Schedule]:
@@ -321,7 +321,7 @@ class Passes:
         return self._schedules[: 2 * len(self._pairs) : 2]
 
     @property
-    def _shared(self) -> set[Backend]:
+    def _devices_of_one_arena(self) -> set[Backend]:
         """Devices on which a pass is one part, so that passes under way can share an arena."""
         n_parts = Counter(part.backend for part in self.training.parts)
         return {b for b in self.plans if n_parts[b] <= 1}
@@ -387,7 +387,7 @@ class Passes:
             self._programs = tuple(bind(s, release, self._arenas) for s in self._schedules)
             self.slots = [_bound(self._pairs, self._programs)]
             for pairs, schedules in self._further:
-                arenas = self._arenas.beside(self._shared)
+                arenas = self._arenas.beside(self._devices_of_one_arena)
                 for backend, plans in self.plans.items():
                     arenas.of(backend, max(p.n_bytes for p in plans))
                 self.slots.append(_bound(pairs, [bind(s, release, arenas) for s in schedules]))
@@ -434,11 +434,12 @@ class Passes:
     def give(self, batch: WindowBatch, bound: BoundPair, alone: bool) -> None:
         """Give a batch to graphs that are to run next."""
         if not alone:
-            self._seed(bound.pair.inputs, batch)
+            self._write_random(bound.pair.inputs, batch)
             self._last = bound.training
         bound.pair.write(batch)
 
-    def _seed(self, inputs: Inputs, batch: WindowBatch) -> None:
+    def _write_random(self, inputs: Inputs, batch: WindowBatch) -> None:
+        """What dropout and noise draw for this batch."""
         seed, number = self._next
         self._next = (seed, number + 1)
         if inputs.draw is not None:

@@ -122,7 +122,7 @@ class Arenas:
             held = self._held[backend] = n, backend.alloc(n)
         return held[1]
 
-    def parked(self, p: Plan) -> np.ndarray | None:
+    def memory_of_parked(self, p: Plan) -> np.ndarray | None:
         """Memory of the host for the results that a plan parks there; None if there are none."""
         n = parked_bytes(p)
         if n and (p.backend not in self._parked or self._parked[p.backend].size < n):
@@ -165,7 +165,7 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
             schedule.devices.copy_of(leaf, part.backend)
         schedule.devices.load(filter(is_constant, part.leaves), part.backend)
     plans = schedule.plans.items()
-    kernels = {b: kernel_calls(p, of_devices[b], memory.parked(p)) for b, p in plans}
+    kernels = {b: kernel_calls(p, of_devices[b], memory.memory_of_parked(p)) for b, p in plans}
     after = _watching(schedule, of_devices)
     for part in schedule.parts if release else ():
         for node in part.nodes:

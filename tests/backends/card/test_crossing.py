@@ -28,8 +28,8 @@ def test_results_cross_between_devices_as_they_lie(card):
     for k in range(3):
         x.data[:] = k
         program()
-        wanted = k + weights + 2 * weights
-        found = [program.read(t) for t in program.schedule.graph.outputs]
-        np.testing.assert_array_equal(found[0], wanted)
-        np.testing.assert_array_equal(found[1], wanted.T)
-        np.testing.assert_array_equal(found[2], wanted[:, :4])
+        total = k + weights + 2 * weights
+        values = [program.read(t) for t in program.schedule.graph.outputs]
+        np.testing.assert_array_equal(values[0], total)
+        np.testing.assert_array_equal(values[1], total.T)
+        np.testing.assert_array_equal(values[2], total[:, :4])

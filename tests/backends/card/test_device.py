@@ -85,11 +85,11 @@ def test_weights_stream_in_every_run(card, tmp_path):
     for factor in (1.0, 2.0, 3.0):
         write(x, np.full(1024, factor))
         program()
-        wanted = np.float32(factor)
+        expected = np.float32(factor)
         for values in (*mapped, *mapped):
-            wanted = wanted * values
-        wanted = wanted + np.float32(factor) * mapped[0]
-        np.testing.assert_array_equal(program.read(y), wanted)
+            expected = expected * values
+        expected = expected + np.float32(factor) * mapped[0]
+        np.testing.assert_array_equal(program.read(y), expected)
 
 
 def test_one_number_has_no_axes(card):

@@ -85,9 +85,9 @@ def _gather(dtype: DType) -> Any:
             row = i // n
             b = row // n_ids
             of_ids = _batch_of_ids(b, batches[0], batches[1], batches[2])
-            wanted = ids[of_ids * n_ids + row % n_ids]
-            if 0 <= wanted < n_rows:
-                out[i] = read(table, b * n_rows + wanted, i % n, n)
+            entry = ids[of_ids * n_ids + row % n_ids]
+            if 0 <= entry < n_rows:
+                out[i] = read(table, b * n_rows + entry, i % n, n)
             else:
                 cuda.atomic.max(cell, 0, fault)
 
@@ -122,18 +122,18 @@ def _add_rows(table, dy, ids, n, n_ids, n_rows, batches, cell, fault):
     for row in range(cuda.blockIdx.x, dy.size // n, cuda.gridDim.x):
         b, k, is_later = row // n_ids, row % n_ids, np.int32(0)
         first = _batch_of_ids(b, batches[0], batches[1], batches[2]) * n_ids
-        wanted = ids[first + k]
+        entry = ids[first + k]
         for other in range(cuda.threadIdx.x, k, cuda.blockDim.x):
-            is_later |= np.int32(ids[first + other] == wanted)
+            is_later |= np.int32(ids[first + other] == entry)
         if cuda.syncthreads_or(is_later):
             continue
-        if not 0 <= wanted < n_rows:
+        if not 0 <= entry < n_rows:
             cuda.atomic.max(cell, 0, fault)
             continue
-        to = (b * n_rows + wanted) * n
+        to = (b * n_rows + entry) * n
         for start in range(k, n_ids, cuda.blockDim.x):
             other = start + cuda.threadIdx.x
-            is_same = np.int32(other < n_ids and ids[first + other] == wanted)
+            is_same = np.int32(other < n_ids and ids[first + other] == entry)
             same[cuda.threadIdx.x] = is_same
             if cuda.syncthreads_or(is_same):
                 for i in range(min(cuda.blockDim.x, n_ids - start)):
@@ -188,8 +188,8 @@ def _row_of(row, ids, n_ids, n_rows, batches):
     """The row of dst, over all batches, that a row of src goes to; −1 if there is none."""
     b = row // n_ids
     of_ids = _batch_of_ids(b, batches[0], batches[1], batches[2])
-    wanted = ids[of_ids * n_ids + row % n_ids]
-    return b * n_rows + wanted if 0 <= wanted < n_rows else -1
+    entry = ids[of_ids * n_ids + row % n_ids]
+    return b * n_rows + entry if 0 <= entry < n_rows else -1
 
 
 @cache

@@ -117,7 +117,7 @@ def bytes_of_sums(n_rows: int, n: int) -> int:
     return F32.block_bytes * n * sum(_levels(n_rows)[:-1])
 
 
-def summed(out: Any, scratch: Any, n_rows: int, stream: Any) -> tuple[Any, list[Call]]:
+def bind_sums(out: Any, scratch: Any, n_rows: int, stream: Any) -> tuple[Any, list[Call]]:
     """The rows of sums to be written, and the calls that add them up in `out` (n,), in an order
     that is always the same. scratch: `bytes_of_sums`, as float32; one row is `out` itself"""
     levels, n = [], out.size
@@ -150,12 +150,12 @@ def _back_w(site: CudaSite) -> Call:
     (n_rows, n_chunks), n = _rows_and_chunks(site.node), site.node.shape[-1]
     numbers = site.scratch.view(np.float32)
     if _in_fours(site.node):
-        sums, calls = summed(site.out, numbers, rows_of_sums(n_rows, n), site.stream)
+        sums, calls = bind_sums(site.out, numbers, rows_of_sums(n_rows, n), site.stream)
         return in_turn(rows_call(_BACK_W, site, n, [sums], site.src, n_totals=1), *calls)
     x, dy = site.src
     of_x, of_dy = (conversion(s.dtype, F32) for s in site.node.src)
     rates = numbers[:n_rows]
-    sums, calls = summed(site.out, numbers[n_rows:], n_chunks, site.stream)
+    sums, calls = bind_sums(site.out, numbers[n_rows:], n_chunks, site.stream)
     return in_turn(
         per_rows(_rates(of_x), n_rows, n, site.stream, rates, x, n, *site.scalars),
         per_rows(_weighted_sums(of_x, of_dy), n_chunks, n, site.stream, sums, x, dy, rates, n),
@@ -221,7 +221,7 @@ def _with_weight(m: Match, compute: Compute) -> bool:
 def _bind_backs(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     """The gradients of a norm by x and by its weight, and the sum of the first and another one."""
     back, *adds, of_weight = sites
-    sums, calls = summed_rows(of_weight, back.node)
+    sums, calls = bind_sums_in_scratch(of_weight, back.node)
     of, outs, sources = BACK_AND_W, [back.out], back.src
     if adds:
         of, sources = _and_sum(is_read[0]), (*sources, adds[0].src[0])
@@ -231,14 +231,14 @@ def _bind_backs(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     return in_turn(rows_call(of, back, n, [*outs, sums], sources, n_totals=1), *calls)
 
 
-def summed_rows(of_weight: CudaSite, back: Tensor) -> tuple[Any, list[Call]]:
+def bind_sums_in_scratch(of_weight: CudaSite, back: Tensor) -> tuple[Any, list[Call]]:
     """The rows of sums of a fused kernel, in scratch, and the calls that add them up."""
     n_rows = rows_of_sums(back.n_elements // back.shape[-1], back.shape[-1])
-    return summed(of_weight.out, of_weight.scratch.view(np.float32), n_rows, of_weight.stream)
+    return bind_sums(of_weight.out, of_weight.scratch.view(np.float32), n_rows, of_weight.stream)
 
 
 def scratch_of_backs(node: Tensor, compute: Compute) -> int:
-    """Of a fused node, for `summed_rows`."""
+    """Of a fused node, for `bind_sums_in_scratch`."""
     (n,) = next(t.shape for t in node.params["of"].nodes if is_of(t, "rms_norm_mul_back_w"))
     return bytes_of_sums(rows_of_sums(node.n_elements // n, n), n)
 

@@ -20,7 +20,7 @@ from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, loader, storer
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, LANES, warp_sum
-from pyggml.backends.cuda.ops.norm.norm_mul import bytes_of_sums, summed
+from pyggml.backends.cuda.ops.norm.norm_mul import bind_sums, bytes_of_sums
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
@@ -215,7 +215,7 @@ def _bind_backwards(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     """With the gradient of the norm's weight."""
     rope, back, of_weight = sites
     n_blocks, scratch = _n_blocks(back.node, _BLOCKS_OF_SUMS), of_weight.scratch.view(np.float32)
-    sums, calls = summed(of_weight.out, scratch, n_blocks, back.stream)
+    sums, calls = bind_sums(of_weight.out, scratch, n_blocks, back.stream)
     return in_turn(_backward(back, rope, n_blocks, sums, True), *calls)
 
 

@@ -14,7 +14,7 @@ from pyggml.runtime import Devices
 _MOST = 1 << 30  # bytes that are gathered on a device: what a full model trains would fill it
 
 
-class Gathered(ABC):
+class WholeGradient(ABC):
     """All parts as one leaf. devices: that compute with it"""
 
     def __init__(self, parameters: Parameters, devices: Devices) -> None:
@@ -30,7 +30,7 @@ class Gathered(ABC):
         """Copy the whole's numbers into the parts."""
 
 
-class _OnHost(Gathered):
+class _OnHost(WholeGradient):
     """In the host's array, whose windows the parts are."""
 
     def __init__(self, parameters: Parameters, devices: Devices) -> None:
@@ -45,7 +45,7 @@ class _OnHost(Gathered):
             self._of_parts.note_change(part, self._of_parts.host)
 
 
-class _OnFirst(Gathered):
+class _OnFirst(WholeGradient):
     """On the first of several devices that are alike: numbers go from one to the other."""
 
     def __init__(self, parameters: Parameters, devices: Devices) -> None:
@@ -74,13 +74,13 @@ class _OnFirst(Gathered):
             self.devices.note_change(part, home)
 
 
-def gathered(parameters: Parameters, devices: Devices) -> Gathered:
+def gather_whole(parameters: Parameters, devices: Devices) -> WholeGradient:
     """The parts of a gradient, where they are measured."""
-    is_on_first = gathered_bytes(parameters, devices, devices.first) > 0
+    is_on_first = bytes_of_whole(parameters, devices, devices.first) > 0
     return (_OnFirst if is_on_first else _OnHost)(parameters, devices)
 
 
-def gathered_bytes(parameters: Parameters, devices: Devices, backend: Backend) -> int:
+def bytes_of_whole(parameters: Parameters, devices: Devices, backend: Backend) -> int:
     """Bytes that the whole takes of a device that is not the host."""
     n, first = parameters.gradient.nbytes, devices.first
     several = len(parameters.buffers["gradient"]) > 1
