@@ -3,7 +3,7 @@
 A task multiplies some columns of B with a share of A's groups of rows.
 """
 
-from math import ceil
+from math import ceil, lcm
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +19,10 @@ from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.panels import split
 from pyggml.kernels.gemm.path import Operands, Problem, flat
 from pyggml.kernels.gemm.tile import Tile, TileShape
+from pyggml.sizes import round_up
 
-# Columns of B in one task: rows of W forward, numbers of W's rows backward. They are multiples of
-# every panel, the latter also of every block of weights.
+# The most columns of B in one task: rows of W forward, numbers of W's rows backward. They are
+# multiples of every panel, the latter also of every block of weights.
 FORWARD_COLUMNS, BACKWARD_COLUMNS = 128, 256
 
 
@@ -52,6 +53,7 @@ class TiledProduct(Product, Beside):
     """A product of packed operands: all of A, and of B the panels of one task's columns."""
 
     tile: TileShape
+    columns: Int  # of B in a task
     a_in_columns: Bool
     is_narrow: Bool  # whether W is of bfloat16, as pairs are
     packed_a: Floats1
@@ -63,12 +65,12 @@ class TiledProduct(Product, Beside):
 
 
 @kernel
-def share_of(f, task, n_columns):
+def share_of(f, task):
     """A task's share: (the first of its columns of B, how many, the first of its groups of A, the
-    group past the last). n_columns: columns of a whole task."""
-    first, n_groups = task // f.n_shares * n_columns, (f.m + f.tile.mr - 1) // f.tile.mr
+    group past the last)."""
+    first, n_groups = task // f.n_shares * f.columns, (f.m + f.tile.mr - 1) // f.tile.mr
     groups = split(n_groups, f.n_shares, task % f.n_shares)
-    return first, min(n_columns, f.n - first), groups
+    return first, min(f.columns, f.n - first), groups
 
 
 @kernel
@@ -123,6 +125,15 @@ def block_matrix(w: np.ndarray, kind: DType, unpack: int) -> BlockMatrix:
     return BlockMatrix(w.ctypes.data, w.strides[0], unpack, kind.block, kind.block_bytes)
 
 
+def task_columns(p: Problem, panel: int) -> int:
+    """Columns of B in a task: as few tasks as there can be have equally many whole panels, and
+    blocks of W's rows where these are cut."""
+    most, step = (FORWARD_COLUMNS, panel) if p.form == "mul_mat" else (
+        BACKWARD_COLUMNS, lcm(panel, p.weight_type.block)
+    )  # fmt: skip
+    return min(round_up(-(-p.n // -(-p.n // most)), step), most)
+
+
 class Tasks(NamedTuple):
     """The tasks of a tiled product: pack a group of A's rows, multiply with columns of Wᵀ or W."""
 
@@ -139,13 +150,14 @@ def tiled_call(
     as `shares` has it; further: the fields that its frame has beside a TiledProduct's."""
     forward = p.form == "mul_mat"
     n_groups = -(-p.m // tile.mr)
-    n_tasks = p.n / (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS)
+    columns = task_columns(p, tile.panel)
+    n_tasks = p.n / columns
     n_shares = shares(p, tile.mr, n_tasks, len(scratch["panels"]), unpacking)
     f = declaration(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.a.strides[1] // 4 if p.a_in_columns else o.lda,
         w=w, m=p.m, n=p.n, k=p.k, accumulate=o.accumulate, tile=tile.shape,
-        a_in_columns=p.a_in_columns, is_narrow=p.weight_type is BF16, n_shares=n_shares,
-        **fields_of(p, o, scratch), **further,
+        columns=columns, a_in_columns=p.a_in_columns, is_narrow=p.weight_type is BF16,
+        n_shares=n_shares, **fields_of(p, o, scratch), **further,
     )  # fmt: skip
     packed = scratch["packed_a"]
     own = of_threads({name: x for name, x in scratch.items() if name != "packed_a"})

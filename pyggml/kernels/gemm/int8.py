@@ -202,7 +202,7 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
 
 @task_code(Int8Product)
 def _forward_task(f, task, thread):
-    first, n_rows, groups = share_of(f, task, FORWARD_COLUMNS)
+    first, n_rows, groups = share_of(f, task)
     here, rows = rows_from(f.w, first), f.rows[thread]
     for k0 in range(0, f.k, FORWARD_DEPTH):
         k = min(FORWARD_DEPTH, f.k - k0)
@@ -229,7 +229,7 @@ def _unpack_columns(panels, terms, rows, weight, n_rows, n_columns):
 
 @task_code(Int8Product)
 def _backward_task(f, task, thread):
-    first, n_columns, groups = share_of(f, task, BACKWARD_COLUMNS)
+    first, n_columns, groups = share_of(f, task)
     here, rows = columns_from(f.w, first), f.rows[thread]
     for k0 in range(0, f.k, BACKWARD_DEPTH):
         k = min(BACKWARD_DEPTH, f.k - k0)

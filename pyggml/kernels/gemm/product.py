@@ -129,7 +129,7 @@ def _unpack_rows(panels, rows, weight, n_rows, k, tile, is_narrow):
 
 @task_code(TiledProduct)
 def _forward_task(f, task, thread):
-    first, n_rows, groups = share_of(f, task, FORWARD_COLUMNS)
+    first, n_rows, groups = share_of(f, task)
     here = rows_from(f.w, first)
     depth = FORWARD_DEPTH * f.tile.per_word
     for k0 in range(0, f.k, depth):
@@ -186,7 +186,7 @@ def _spread_row(panels, row, i, n, n_columns):
 
 @task_code(TiledProduct)
 def _backward_task(f, task, thread):
-    first, n_columns, groups = share_of(f, task, BACKWARD_COLUMNS)
+    first, n_columns, groups = share_of(f, task)
     here, depth = columns_from(f.w, first), PAIRS_DEPTH if f.tile.per_word == 2 else BACKWARD_DEPTH
     for k0 in range(0, f.k, depth):
         k = min(depth, f.k - k0)
