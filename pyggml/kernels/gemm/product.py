@@ -30,6 +30,7 @@ from pyggml.kernels.gemm.frames import (
     tiled_call,
     unpack_row,
 )
+from pyggml.kernels.gemm.microkernel import fetch
 from pyggml.kernels.gemm.panels import (
     LANES,
     PACKED_GROUPS,
@@ -57,6 +58,7 @@ from pyggml.quants.unpack import UNPACK
 # reads and writes C: 512 rows with a BF16 matrix of 3072 × 1024 make 876 GFLOP/s backward in passes
 # of 512 and 671 in those of 128, on two cores of a Zen 5.
 FORWARD_DEPTH, BACKWARD_DEPTH, PAIRS_DEPTH = 256, 128, 512
+_AHEAD = 16
 PAIRING = 48  # rows of A that take as long as a task's panels of bfloat16
 _PANEL = FLOAT_TILE.panel
 
@@ -169,6 +171,8 @@ def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile, is_narrow):
 def _pair_rows(panels, weight, i, n, n_columns, tile):
     """Row i of the panels (n, panel) = pairs of two rows of bfloat16."""
     of = weight.address + 2 * i * weight.row_bytes
+    fetch(of + _AHEAD * weight.row_bytes, 2 * n_columns)
+    fetch(of + (_AHEAD + 1) * weight.row_bytes, 2 * n_columns)
     for column in range(0, n_columns, tile.panel):
         to, a = panels.ctypes.data + (column * n + i * tile.panel) * 4, of + 2 * column
         pair_two(to, a, a + weight.row_bytes, tile.panel)
