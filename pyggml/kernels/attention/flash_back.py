@@ -67,11 +67,11 @@ class FlashBackward(Frame):
     do_rows: Floats3
     packed_q: Floats3  # (panels, words)
     packed_do: Floats3
-    s: Floats3  # (BR, LDS): S, then P
-    dp: Floats3  # (BR, LDS): dP, then dS
+    s: Floats3  # (BR, LDS): S, then P; with pairs of a group of MR queries only
+    dp: Floats3  # dP, then dS
     p_pairs: Floats3  # (BR / 2, LDS): pairs of queries
     ds_pairs: Floats3
-    ds_key_pairs: Floats3  # (BR, LDP): pairs of keys
+    ds_key_pairs: Floats3  # (MR, LDP): pairs of keys
     dq_tile: Floats3  # (BR, width)
     lse_tile: Floats2  # of the tile's queries
     delta: Floats2
@@ -126,6 +126,30 @@ def _begin_sums(f, task, tiles):
         fill(f.sums[2 * task + i, first:stop].reshape(-1), ZERO)
 
 
+@kernel
+def _group_gradients(f, thread, key_head, first, i, key, window, pairs):
+    """P and dS of the group of queries at row i of a tile, while they are in the first cache, and
+    what they add to dQ."""
+    g, at = i // MR, 0 if pairs else i
+    starts, stops = f.starts[thread][g : g + 1], f.stops[thread][g : g + 1]
+    s, dp = f.s[thread][at : at + MR], f.dp[thread][at : at + MR]
+    lse, delta = f.lse_tile[thread][i : i + MR], f.delta[thread][i : i + MR]
+    q, do = f.q_rows[thread][i : i + MR], f.do_rows[thread][i : i + MR]
+    scores(s, q, f.packed_kt[key_head], key, starts, stops, pairs)
+    scores(dp, do, f.packed_vt[key_head], key, starts, stops, pairs)
+    ds = dp
+    if pairs:
+        ds = f.ds_key_pairs[thread]
+        softmax_pairs_back(
+            ds, f.p_pairs[thread][i // 2 :], f.ds_pairs[thread][i // 2 :], s, dp, lse, delta,
+            f.span, first + i, key, window, starts, stops, f.scale,
+        )  # fmt: skip
+    else:
+        softmax_tile_back(s, dp, lse, delta, f.span, first + i, key, BC, window, f.scale)
+    dq = f.dq_tile[thread][i : i + MR]
+    add_to_queries(dq, ds, f.packed_k[key_head], key, starts, stops, pairs)
+
+
 def _backward_code(pairs: bool) -> Code:
     """The task with or without `pairs`; only what a process needs is compiled."""
     rounded = np.bool_(pairs)
@@ -144,30 +168,17 @@ def _backward_code(pairs: bool) -> Code:
             n_groups = (n + MR - 1) // MR
             n_rows = n_groups * MR
             starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
-            s, dp, dq = f.s[thread][:n_rows], f.dp[thread][:n_rows], f.dq_tile[thread][:n_rows]
-            dk, dv, lse, delta = (
-                f.sums[2 * task],
-                f.sums[2 * task + 1],
-                f.lse_tile[thread],
-                f.delta[thread],
-            )
-            p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
+            dq, dk, dv = f.dq_tile[thread][:n_rows], f.sums[2 * task], f.sums[2 * task + 1]
             _load(f, thread, head, first, n, n_rows, rounded)
             fill(dq.reshape(-1), ZERO)
             start, stop = group_ranges(starts, stops, span, first, MR)
             for key in range(start // BC * BC, stop, BC):
                 window = key_window(start, stop, key)
-                scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, rounded)
-                scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, rounded)
+                for i in range(0, n_rows, MR):
+                    _group_gradients(f, thread, key_head, first, i, key, window, rounded)
+                p, ds = f.s[thread], f.dp[thread]
                 if rounded:
-                    softmax_pairs_back(
-                        ds_rows, p, ds, s, dp, lse, delta, span, first, key, window, starts, stops,
-                        f.scale,
-                    )  # fmt: skip
-                else:
-                    softmax_tile_back(s, dp, lse, delta, span, first, key, BC, window, f.scale)
-                    p, ds, ds_rows = s, dp, dp
-                add_to_queries(dq, ds_rows, f.packed_k[key_head], key, starts, stops, rounded)
+                    p, ds = f.p_pairs[thread], f.ds_pairs[thread]
                 add_to_keys(dk, ds, f.packed_q[thread], key, window, starts, stops, rounded)
                 add_to_keys(dv, p, f.packed_do[thread], key, window, starts, stops, rounded)
             for i in range(n):
@@ -195,12 +206,19 @@ class KeyGradients(Frame):
 @kernel
 def _add_up(to, f, which, first, key, factor):
     """to (D,) = factor · Σ of dK or dV at one key, over the tasks from `first` on that see it."""
-    fill(to, ZERO)
+    begun = False
     for task in range(first, first + f.repeats):
         if f.summed[task, 0] <= key < f.summed[task, 1]:
             of = f.sums[2 * task + which, key]
-            for i in range(to.shape[0]):
-                to[i] += of[i] * factor
+            if begun:
+                for i in range(to.shape[0]):
+                    to[i] += of[i] * factor
+            else:
+                for i in range(to.shape[0]):
+                    to[i] = of[i] * factor
+            begun = True
+    if not begun:
+        fill(to, ZERO)
 
 
 @task_code(KeyGradients)
@@ -238,11 +256,11 @@ def _layout(p: AttentionProblem) -> Layout:
         do_rows=per_thread(BR, row_words(dv, pairs)),
         packed_q=per_thread(panel_width(d) // PANEL, depth),
         packed_do=per_thread(panel_width(dv) // PANEL, depth),
-        s=per_thread(BR, LDS),
-        dp=per_thread(BR, LDS),
+        s=per_thread(MR if pairs else BR, LDS),
+        dp=per_thread(MR if pairs else BR, LDS),
         p_pairs=per_thread(if_pairs * BR // 2, LDS),
         ds_pairs=per_thread(if_pairs * BR // 2, LDS),
-        ds_key_pairs=per_thread(if_pairs * BR, LDP),
+        ds_key_pairs=per_thread(if_pairs * MR, LDP),
         dq_tile=per_thread(BR, panel_width(d)),
         lse_tile=per_thread(round_up(BR, LANES)),
         delta=per_thread(round_up(BR, LANES)),

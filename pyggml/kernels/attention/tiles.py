@@ -24,9 +24,11 @@ from pyggml.kernels.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
     round_numbers,
+    round_row,
     round_two,
     rounded_up,
     transpose,
+    transpose_rounded,
 )
 from pyggml.kernels.gemm.tile import ATTENTION_FLOATS, ATTENTION_PAIRS
 from pyggml.sizes import round_up
@@ -82,7 +84,12 @@ def _copy_row(row, x, t, head, n_used):
 @kernel
 def load_rows(rows, x, first, head, n_used, pairs, spare):
     """rows (n, words) = rows `first` … of one head of x; zeros from row `n_used` on."""
-    for i in range(rows.shape[0]):
+    done, d = 0, x.shape[2]
+    if pairs and d % PAIR_NUMBERS == 0 and first < n_used:
+        done, of = min(rows.shape[0], n_used - first), x[first, head].ctypes.data
+        for i in range(done):
+            round_row(rows.ctypes.data + i * d * 2, of + i * x.shape[1] * d * 4, d)
+    for i in range(done, rows.shape[0]):
         if pairs and first + i < n_used:
             round_numbers(rows[i], x[first + i, head], spare)
         else:
@@ -119,10 +126,15 @@ def pack(packed, x, first, n, head, n_used, pairs, spare):
 def pack_transposed(packed, x, head, n_used, pairs, spare):
     """The first `n_used` rows of one head of x, and zeros up to the next whole tile."""
     n_words = packed.shape[1] // PANEL
-    rows = spare[: LANES * n_words].reshape(LANES, n_words)
+    rows, d = spare[: LANES * n_words].reshape(LANES, n_words), x.shape[2]
     for t in range(0, rounded_up(n_used, BC), LANES):
-        load_rows(rows, x, t, head, n_used, pairs, spare[LANES * n_words :])
         to = packed[t // PANEL].ctypes.data + t % PANEL * 4
+        if pairs and d == 2 * n_words and t + LANES <= n_used:
+            of = x[t, head].ctypes.data
+            for j in range(0, n_words, LANES):
+                transpose_rounded(to + j * PANEL * 4, PANEL, of + j * 8, x.shape[1] * d)
+            continue
+        load_rows(rows, x, t, head, n_used, pairs, spare[LANES * n_words :])
         for j in range(0, n_words, LANES):
             transpose(to + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, n_words)
 

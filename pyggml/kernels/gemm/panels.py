@@ -34,7 +34,7 @@ transpose = make_transpose(LANES)
 round_row, round_two = make_round(LANES, CHOSEN.bf16)
 pair_two = make_pair(LANES)
 _spread = make_spread(LANES)
-_transpose_rounded = make_transpose(LANES, make_rounded_words(CHOSEN.bf16))
+transpose_rounded = make_transpose(LANES, make_rounded_words(CHOSEN.bf16))
 rounded_up = kernel(round_up)
 
 # -- packing A ------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _round_rows(block, x, ld, n_rows, depth, first, begin, n, width, spare):
             to = block.ctypes.data + ((word - begin) * width + i) * 4
             start, here = (first + i) * ld + 2 * word, min(PAIR_NUMBERS, depth - 2 * word)
             if here == PAIR_NUMBERS and first + i + LANES <= n_rows:
-                _transpose_rounded(to, width, x.ctypes.data + start * 4, ld)
+                transpose_rounded(to, width, x.ctypes.data + start * 4, ld)
                 continue
             for j in range(LANES):
                 row = spare[j * LANES : (j + 1) * LANES]
