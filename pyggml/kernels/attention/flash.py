@@ -22,7 +22,7 @@ exact, it would nearly double.
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import Code
+from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Ints2
 from pyggml.jit.scratch import Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
@@ -63,8 +63,8 @@ class FlashForward(Frame):
     packed_v: Floats3
     # of each thread
     q_tile: Floats3  # (BR, words)
-    s_tile: Floats3  # (BR, LDS)
-    p_tile: Floats3  # (BR, LDP)
+    s_tile: Floats3  # (MR, LDS), of a group of queries
+    p_tile: Floats3  # (MR, LDP)
     o_tile: Floats3  # (BR, width)
     m: Floats2
     norm: Floats2
@@ -72,6 +72,24 @@ class FlashForward(Frame):
     starts: Ints2
     stops: Ints2
     spare: Floats2
+
+
+@kernel
+def _add_group(f, thread, key_head, first, i, key, window, pairs):
+    """What a tile of keys adds to the group of queries at row i of a tile: its scores stay in the
+    first cache."""
+    last, g, first = i + MR, i // MR, first + i
+    starts, stops = f.starts[thread][g : g + 1], f.stops[thread][g : g + 1]
+    s, o, m = f.s_tile[thread], f.o_tile[thread][i:last], f.m[thread][i:last]
+    scores(s, f.q_tile[thread][i:last], f.packed_kt[key_head], key, starts, stops, pairs)
+    p = s
+    if pairs:
+        p, norms = f.p_tile[thread], f.norms[thread][i:last]
+        softmax_pairs(p, s, o, m, norms, f.span, first, key, starts, stops, f.scale)
+    else:
+        norm = f.norm[thread][i:last]
+        softmax_tile(s, o, m, norm, f.span, first, key, BC, window, f.scale)
+    add_to_queries(o, p, f.packed_v[key_head], key, starts, stops, pairs)
 
 
 def _forward_code(pairs: bool) -> Code:
@@ -87,12 +105,11 @@ def _forward_code(pairs: bool) -> Code:
         head, turn = task // n_tiles, task % n_tiles
         first = (turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2) * BR
         span, key_head = f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
-        packed_kt, packed_v = f.packed_kt[key_head], f.packed_v[key_head]
         n = min(BR, f.q.shape[0] - first)
         n_groups = (n + MR - 1) // MR
         n_rows = n_groups * MR
-        q, s, o = f.q_tile[thread][:n_rows], f.s_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
-        p, m, norm, norms = f.p_tile[thread], f.m[thread], f.norm[thread], f.norms[thread]
+        q, o = f.q_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
+        m, norm, norms = f.m[thread], f.norm[thread], f.norms[thread]
         starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
         load_rows(q, f.q, first, head, f.q.shape[0], rounded, f.spare[thread])
         fill(o.reshape(-1), ZERO)
@@ -101,14 +118,9 @@ def _forward_code(pairs: bool) -> Code:
         fill(norms.reshape(-1), ZERO)
         start, stop = group_ranges(starts, stops, span, first, MR)
         for key in range(start // BC * BC, stop, BC):
-            scores(s, q, packed_kt, key, starts, stops, rounded)
-            if rounded:
-                softmax_pairs(p, s, o, m, norms, span, first, key, starts, stops, f.scale)
-                add_to_queries(o, p, packed_v, key, starts, stops, rounded)
-            else:
-                window = key_window(start, stop, key)
-                softmax_tile(s, o, m, norm, span, first, key, BC, window, f.scale)
-                add_to_queries(o, s, packed_v, key, starts, stops, rounded)
+            window = key_window(start, stop, key)
+            for i in range(0, n_rows, MR):
+                _add_group(f, thread, key_head, first, i, key, window, rounded)
         if rounded:
             add_lanes(norm, norms)
         divide_tile(f.o, f.lse, o, m, norm, head, first, n)
@@ -136,8 +148,8 @@ def _path(name: str, pairs: bool) -> AttentionPath[Forward]:
             packed_kt=packed_transposed_array(p.n_key_heads, p.n_keys, p.head_size, pairs),
             packed_v=packed_array(p.n_key_heads, p.n_keys, p.value_size, pairs),
             q_tile=per_thread(BR, row_words(p.head_size, pairs)),
-            s_tile=per_thread(BR, LDS),
-            p_tile=per_thread(BR if pairs else 0, LDP),
+            s_tile=per_thread(MR, LDS),
+            p_tile=per_thread(MR if pairs else 0, LDP),
             o_tile=per_thread(BR, panel_width(p.value_size)),
             m=per_thread(round_up(BR, LANES)),
             norm=per_thread(round_up(BR, LANES)),
