@@ -1,7 +1,7 @@
 """The seam between the engine and a device."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -107,7 +107,7 @@ class Backend(ABC):
         """Set a tensor's numbers. `values` has its shape, and a type that NumPy casts to its
         own."""
 
-    def load(self, pairs: Sequence[tuple[Tensor, np.ndarray]]) -> None:
+    def load(self, pairs: Iterable[tuple[Tensor, np.ndarray]]) -> None:
         """Set the numbers of many tensors, such as weights, to those of arrays of the same shape,
         type and strides."""
         for tensor, values in pairs:
@@ -231,4 +231,8 @@ class Links(ABC):
     @abstractmethod
     def wait(self, look: Callable[[], None]) -> None:
         """Wait until exchanges are done. `look` is called meanwhile; by an error that it raises the
-        links are cut, so that the device waits for no other rank."""
+        links are cut."""
+
+    @abstractmethod
+    def cut(self) -> None:
+        """Have the device wait for no other rank; there is no exchange any more."""

@@ -166,7 +166,7 @@ class Devices:
         if backend.is_host:
             return
         new = [t for t in leaves if backend not in self._newest.setdefault(t, {self.host})]
-        backend.load([(self.copy_of(t, backend), array(t)) for t in new])
+        backend.load((self.copy_of(t, backend), array(t)) for t in new)
         for leaf in new:
             self._newest[leaf].add(backend)
             self.n_moves += self.holds(leaf)

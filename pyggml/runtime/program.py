@@ -161,9 +161,9 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
     memory = arenas or Arenas()
     of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in schedule.plans.items()}
     for part in schedule.parts:
+        schedule.devices.load(filter(is_constant, part.leaves), part.backend)
         for leaf in part.leaves:
             schedule.devices.copy_of(leaf, part.backend)
-        schedule.devices.load(filter(is_constant, part.leaves), part.backend)
     plans = schedule.plans.items()
     kernels = {b: kernel_calls(p, of_devices[b], memory.memory_of_parked(p)) for b, p in plans}
     after = _watching(schedule, of_devices)

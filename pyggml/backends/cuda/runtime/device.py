@@ -1,6 +1,6 @@
 """The card as a backend: buffers of plain device memory, and a stream of its own."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
@@ -144,12 +144,19 @@ class CudaBackend(Backend):
                 host_view(tensor, spanned)[...] = values
             self._transfers.to_card(target, spanned)
 
-    def load(self, pairs: Sequence[tuple[Tensor, np.ndarray]]) -> None:
-        whole = [(t, values) for t, values in pairs if t.is_contiguous and values.nbytes >= _LARGE]
-        large = {t for t, _ in whole}
-        super().load([(t, values) for t, values in pairs if t not in large])
+    def load(self, pairs: Iterable[tuple[Tensor, np.ndarray]]) -> None:
         with self._working():
-            load(self.index, [(self._bytes(t), values) for t, values in whole])
+            load(self.index, self._large(pairs))
+
+    def _large(
+        self, pairs: Iterable[tuple[Tensor, np.ndarray]]
+    ) -> Iterator[tuple[Bytes, np.ndarray]]:
+        """The large ones; the others are written meanwhile."""
+        for t, values in pairs:
+            if t.is_contiguous and values.nbytes >= _LARGE:
+                yield self._bytes(t), values
+            else:
+                self.write(t, values)
 
     def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:
         with self._working():

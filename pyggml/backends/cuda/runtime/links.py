@@ -52,8 +52,8 @@ class NcclLinks(Links):
         self._rank, ident = rank, bytearray.fromhex(word)
         with self._working(), _Explained(self._name):
             self._links = self._nccl.comm_init_rank_scalable(size, rank, 1, ident, 0)
-        self._cut = finalize(self, self._nccl.comm_abort, self._links)
-        self._cut.atexit = False
+        self._end = finalize(self, self._nccl.comm_abort, self._links)
+        self._end.atexit = False
 
     def exchange(
         self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]
@@ -86,8 +86,11 @@ class NcclLinks(Links):
                 if (waited := time.perf_counter() - began) > _AWAKE:
                     time.sleep(min(waited * _SHARE, _LONGEST))
         except BaseException:
-            self._cut()
+            self.cut()
             raise
+
+    def cut(self) -> None:
+        self._end()
 
     def _is_done(self, event: Event) -> bool:
         with self._working():

@@ -9,10 +9,10 @@ weights that stream, which are copied in each run.
 
 import mmap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
@@ -29,39 +29,65 @@ from pyggml.errors import FileChangedError
 
 _HALF = 2 << 20
 _MOST_THREADS = 16
+_TOGETHER = 4  # pieces that a thread takes at a time
 _PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_…: for all cards; pages that may not be written
 _OWN_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
-def load(index: int, pairs: Sequence[tuple[Bytes, np.ndarray]]) -> None:
-    """Copy arrays without gaps to a card's memory, and wait until they are there. Raises
-    FileChangedError if a file has become shorter."""
-    pieces = [piece for pair in pairs for piece in _pieces(*pair)]
-    n = max(1, min(_MOST_THREADS, threads.most(), len(pieces)))
-    with ThreadPoolExecutor(n) as pool:
-        codes = list(pool.map(partial(_send, index), (pieces[i::n] for i in range(n))))
+def load(index: int, pairs: Iterable[tuple[Bytes, np.ndarray]]) -> None:
+    """Copy arrays without gaps to a card's memory, and wait until they are there. The first are
+    copied while the others' memory is taken. Raises FileChangedError if a file has become
+    shorter."""
+    wanted, maps = SimpleQueue[np.ndarray | None](), dict[int, Any]()
+    with ThreadPoolExecutor(n := min(_MOST_THREADS, threads.most())) as pool:
+        sent = [pool.submit(_send, index, wanted) for _ in range(n)]
+        try:
+            for target, values in pairs:
+                mapped = map_of(values)
+                maps[id(mapped)] = mapped
+                for rows in _pieces(target, values, mapped):
+                    wanted.put(rows)
+        finally:
+            for _ in sent:
+                wanted.put(None)
+    codes = [one.result() for one in sent]
     if min(codes) < 0:
-        for _, values in pairs:
-            if (check := getattr(map_of(values), "check", None)) is not None:
-                check()
+        for mapped in maps.values():
+            if hasattr(mapped, "check"):
+                mapped.check()
         raise FileChangedError("a model's file could not be read to its end")
     if code := max(codes):
         raise CudaAPIError(code, f"a copy to the card results in {code}")
 
 
-def _pieces(target: Bytes, values: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
-    """An array in pieces, as `send` takes them: from its file, if it has one."""
-    mapped, handle, start = map_of(values), -1, values.ctypes.data
-    if READS_FILES and mapped is not None and hasattr(mapped, "handle"):
+def _pieces(target: Bytes, values: np.ndarray, mapped: Any) -> Iterator[np.ndarray]:
+    """An array in pieces, some at a time, as `send` takes them: from its file, if it has one."""
+    handle, start = -1, values.ctypes.data
+    if READS_FILES and hasattr(mapped, "handle"):
         handle, start = mapped.handle, start - np.frombuffer(mapped, np.uint8).ctypes.data
-    for at in range(0, target.n, _HALF):
-        yield handle, start + at, target.address + at, min(_HALF, target.n - at)
+    for first in range(0, target.n, _TOGETHER * _HALF):
+        at = np.arange(first, min(first + _TOGETHER * _HALF, target.n), _HALF)
+        n = np.minimum(_HALF, target.n - at)
+        yield np.stack([np.full_like(at, handle), start + at, target.address + at, n], axis=1)
 
 
-def _send(index: int, pieces: Sequence[tuple[int, int, int, int]]) -> int:
+def _send(index: int, wanted: SimpleQueue[np.ndarray | None]) -> int:
+    """Copy pieces until there are no more; what `send` returned that is not 0, else 0."""
     make_current(index)
-    memory: Any = cuda.pinned_array(2 * _HALF, np.uint8)
-    return send(np.array(pieces, np.int64).reshape(-1, 4), np.asarray(memory), _OWN_STREAM)
+    rows, code, turn = wanted.get(), 0, 0
+    if rows is None:
+        return 0
+    memory = _locked(2 * _HALF)
+    while rows is not None:
+        code = code or send(rows, turn, memory, _OWN_STREAM)
+        turn += len(rows)
+        rows = wanted.get()
+    return send(np.empty((0, 4), np.int64), turn, memory, _OWN_STREAM) or code
+
+
+def _locked(n_bytes: int) -> np.ndarray:
+    memory: Any = cuda.pinned_array(n_bytes, np.uint8)
+    return np.asarray(memory)
 
 
 _FILES: WeakKeyDictionary[mmap.mmap, bool] = WeakKeyDictionary()  # whether their pages are locked

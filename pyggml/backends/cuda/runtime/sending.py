@@ -18,7 +18,7 @@ from pyggml.backends.cuda.runtime.simulator import on_card
 # A row has: handle of a file, below 0 for none; first byte in the file, or address; address on the
 # card; bytes. One half of the memory is filled while the other is copied.
 _CODE = """
-define i64 @send(ptr %rows, i64 %n_rows, i64 %memory, i64 %half, i64 %stream) {{
+define i64 @send(ptr %rows, i64 %n_rows, i64 %turn, i64 %memory, i64 %half, i64 %stream) {{
 entry:
   %read = inttoptr i64 {read} to ptr
   %move = inttoptr i64 {move} to ptr
@@ -38,7 +38,8 @@ row:
   %start = load i64, ptr %start_field
   %target = load i64, ptr %target_field
   %n = load i64, ptr %n_field
-  %is_second = and i64 %i, 1
+  %turns = add i64 %turn, %i
+  %is_second = and i64 %turns, 1
   %offset = mul i64 %is_second, %half
   %at = add i64 %memory, %offset
   %is_memory = icmp slt i64 %handle, 0
@@ -80,6 +81,11 @@ refused:
   %as_long = zext i32 %code to i64
   ret i64 %as_long
 end:
+  %is_last = icmp eq i64 %n_rows, 0
+  br i1 %is_last, label %drain, label %leave
+leave:
+  ret i64 0
+drain:
   %last = call i32 %wait(i64 %stream)
   %last_as_long = zext i32 %last to i64
   ret i64 %last_as_long
@@ -88,14 +94,16 @@ end:
 READS_FILES = sys.platform.startswith("linux")
 
 
-def send(rows: np.ndarray, memory: np.ndarray, stream: int) -> int:
-    """Copy pieces to the current card, one after the other, and wait until they are there.
+def send(rows: np.ndarray, turn: int, memory: np.ndarray, stream: int) -> int:
+    """Copy pieces to the current card, one after the other. The last may still be under way; a call
+    without pieces waits for it.
 
-    rows: int64 (n, 4), as above; memory: page-locked, twice the largest piece. Returns 0, what a
-    call of the driver returned instead, or a number below 0 if a file ends before its piece does.
+    rows: int64 (n, 4), as above; turn: how many pieces went through this memory before; memory:
+    page-locked, twice the largest piece. Returns 0, what a call of the driver returned instead, or
+    a number below 0 if a file ends before its piece does.
     """
     place, half = memory.ctypes.data, memory.nbytes // 2
-    return int(_loop()(rows.ctypes.data, len(rows), place, half, stream))
+    return int(_loop()(rows.ctypes.data, len(rows), turn, place, half, stream))
 
 
 @cache
@@ -110,7 +118,7 @@ def _loop() -> Callable[..., int]:
     machine = llvm.Target.from_default_triple().create_target_machine()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
     engine.finalize_object()
-    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 4)
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 5)
     loop: Any = kind(engine.get_function_address("send"))
     loop.kept = engine, names
     return loop
