@@ -96,7 +96,8 @@ class Clock:
 
 def _measured_run(trainer: Trainer) -> dict[str, object]:
     clock = Clock()
-    vars(trainer.gradient)["end"] = clock.timing(trainer.gradient.end, 0)
+    for name in ("begin_sum", "wait"):
+        vars(trainer.gradient)[name] = clock.timing(getattr(trainer.gradient, name), 0)
     if trainer.ranks.size > 1:
         # Ranks wait for each other there alone. Not all kinds of ranks have it, so mypy knows none.
         gather = getattr(trainer.ranks, "_gather")  # noqa: B009

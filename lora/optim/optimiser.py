@@ -1,8 +1,8 @@
 """The common part of all optimisers: clip, step. A subclass defines the step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -81,12 +81,19 @@ class FlatOptimiser(ABC):
 
     def clip(self) -> float:
         """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
+        return self.begin_clip()()
+
+    def begin_clip(self) -> Callable[[], float]:
+        """Begin to clip; what waits for the length."""
         clip, *_ = self._programs
         if self._whole_gradient is not None:
             self._whole_gradient.collect()
         clip()
         (norm,) = clip.schedule.graph.outputs
-        length = float(clip.read(norm)[0])
+        return partial(self._end_clip, clip.begin_read(norm))
+
+    def _end_clip(self, norm: Callable[[], np.ndarray]) -> float:
+        length = float(norm()[0])
         is_clipped = self.config.clip and length >= np.float32(self.config.clip)
         if self._whole_gradient is not None and is_clipped:
             self._whole_gradient.spread()

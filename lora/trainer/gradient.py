@@ -17,6 +17,7 @@ import numpy as np
 
 from pyggml.backends import Backend, Links
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, window, zeros
 from pyggml.lora.adapter.parameters import Parameters
@@ -68,7 +69,14 @@ class StepGradient:
                 _Portion(_SumOnDevices(parts[0], devices, ranks, *way), devices, parts)
             ]
         else:
-            self._portions = [_Portion(_SumOnHost(parameters, devices, ranks), devices, parts)]
+            self._portions = [
+                _Portion(
+                    _SumOnHost(each, devices, ranks) if each else _SumAlone({}, devices),
+                    devices,
+                    each,
+                )
+                for each in groups or [parts]
+            ]
 
     def begin(self) -> None:
         """Begin a step: the gradient is 0."""
@@ -82,29 +90,41 @@ class StepGradient:
 
     def end(self, n: int) -> None:
         """Make the buffer the sum over a step's n batches, of all ranks."""
+        self.begin_sum(n)
+        self.wait()
+
+    def begin_sum(self, n: int) -> None:
+        """The same as work of a device, which may still compute the batches; `wait` follows."""
         for portion in self._portions:
-            portion.end(n)
+            portion.total.begin(portion.n, n)
+
+    def wait(self) -> None:
+        """Wait until the ranks have each other's numbers."""
+        for portion in self._portions:
+            portion.total.wait()
+
+    def give_up(self) -> None:
+        """Wait for no other rank any more: one has failed, or does not come."""
+        for portion in self._portions:
+            portion.total.give_up()
 
 
 class _Portion:
     """A part of the buffer, in which a batch's gradient is made in one go."""
 
     def __init__(self, total: "_Sum", devices: Devices, parts: Sequence[Tensor]) -> None:
-        self._sum, self._n = total, 0  # batches of this rank so far
+        self.total, self.n = total, 0  # batches of this rank so far
         self._zero = _bound(devices, *(fill_inplace(gradient, 0.0) for gradient in parts))
 
     def begin(self) -> None:
-        self._n = 0
+        self.n = 0
         self._zero()
 
     def next(self) -> None:
-        if self._n:
-            self._sum.keep(self._n - 1)
+        if self.n:
+            self.total.keep(self.n - 1)
             self._zero()
-        self._n += 1
-
-    def end(self, n: int) -> None:
-        self._sum.end(self._n, n)
+        self.n += 1
 
 
 class _Sum(ABC):
@@ -115,8 +135,15 @@ class _Sum(ABC):
         """Keep the gradient of this rank's batch i, which is not its last one."""
 
     @abstractmethod
-    def end(self, mine: int, n: int) -> None:
-        """Make the gradient the sum of n, of which this rank has `mine`, with the last one."""
+    def begin(self, mine: int, n: int) -> None:
+        """Begin to make the gradient the sum of n, of which this rank has `mine`, with the last
+        one."""
+
+    def wait(self) -> None:  # noqa: B027
+        """Wait for what other ranks send."""
+
+    def give_up(self) -> None:  # noqa: B027
+        """Do not wait for it."""
 
 
 class _SumAlone(_Sum):
@@ -142,7 +169,7 @@ class _SumAlone(_Sum):
             zero()
         add()
 
-    def end(self, mine: int, n: int) -> None:
+    def begin(self, mine: int, n: int) -> None:
         if n > 1:
             self._programs[2]()
 
@@ -150,20 +177,21 @@ class _SumAlone(_Sum):
 class _SumOnHost(_Sum):
     """Of several ranks, by their exchange of arrays."""
 
-    def __init__(self, parameters: Parameters, devices: Devices, ranks: Ranks) -> None:
-        self._numbers, self._parts = parameters.gradient, parameters.buffers["gradient"]
-        self._devices, self._ranks = devices, ranks
+    def __init__(self, parts: Sequence[Tensor], devices: Devices, ranks: Ranks) -> None:
+        self._parts, self._devices, self._ranks = parts, devices, ranks
         self._kept: list[np.ndarray] = []
 
     def keep(self, i: int) -> None:
         self._devices.gather(*self._parts)
-        self._kept[i:] = [self._numbers.copy()]
+        self._kept[i:] = [np.concatenate([array(part) for part in self._parts])]
 
-    def end(self, mine: int, n: int) -> None:
+    def begin(self, mine: int, n: int) -> None:
         if mine:
             self.keep(mine - 1)
-        self._numbers[:] = self._ranks.add(self._kept[:mine], n, self._numbers.size)
-        for part in self._parts:
+        ends = np.cumsum([part.n_elements for part in self._parts])
+        total = self._ranks.add(self._kept[:mine], n, int(ends[-1]))
+        for part, numbers in zip(self._parts, np.split(total, ends), strict=False):
+            array(part)[:] = numbers
             self._devices.note_change(part, self._devices.host)
         self._kept = []
 
@@ -206,7 +234,7 @@ class _SumOnDevices(_Sum):
             self._kept.append((kept, _bound(self._devices, cpy(self._gradient, kept))))
         self._kept[i][1]()
 
-    def end(self, mine: int, n: int) -> None:
+    def begin(self, mine: int, n: int) -> None:
         if n not in self._rounds:
             self._rounds[n] = self._round(mine, n)
         of_step = self._rounds[n]
@@ -216,7 +244,12 @@ class _SumOnDevices(_Sum):
         of_step.add()
         self._links.exchange(*of_step.sums)
         self._devices.note_change(self._gradient, self._device)
+
+    def wait(self) -> None:
         self._links.wait(self._ranks.look)
+
+    def give_up(self) -> None:
+        self._links.cut()
 
     def _round(self, mine: int, n: int) -> "_Round":
         first, end = self._parts[self._ranks.rank]

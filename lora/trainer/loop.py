@@ -6,6 +6,7 @@ at times     validation, checkpoint; both between two steps, where a run may als
 Of several ranks each makes some batches of a step, and all the same optimiser's step.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import chain
 from math import isfinite
@@ -111,9 +112,19 @@ class Trainer(BoundRun):
         it was clipped."""
         gradient, optimiser, n = self.gradient, self.optimiser, self.progress.step + 1
         gradient.begin()
-        outcome = self._over(lesson)
-        gradient.end(len(outcome.parts))
-        norm = optimiser.clip()
+        lengths: list[Callable[[], float]] = []
+
+        def after() -> None:
+            gradient.begin_sum(-(-len(lesson.windows) // self.config.batch))
+            lengths.append(optimiser.begin_clip())
+
+        try:
+            outcome = self._over(lesson, after)
+            gradient.wait()
+        except BaseException:
+            gradient.give_up()
+            raise
+        norm = lengths.pop()()
         if not isfinite(outcome.loss) or not isfinite(norm):
             raise self._no_numbers(outcome.loss, norm, lesson)
         optimiser.check_length(norm)
@@ -138,9 +149,9 @@ class Trainer(BoundRun):
         self.optimiser.check_length(norm)
         return outcome, norm
 
-    def _over(self, lesson: Lesson) -> Outcome:
+    def _over(self, lesson: Lesson, after: Callable[[], object] = lambda: None) -> Outcome:
         run, train, windows = self.passes.train, lesson.dataset, lesson.windows
-        return self.losses.over(run, train, windows, self.ranks, self._begin_batch)
+        return self.losses.over(run, train, windows, self.ranks, self._begin_batch, after)
 
     def _no_numbers(self, loss: float, norm: float, lesson: Lesson) -> PyggmlError:
         """The error of a step whose loss or gradient is not finite."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -19,6 +20,8 @@ from pyggml.lora.trainer.validation import ValidationSample
 from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.runtime import Arenas, bind, schedule
+
+_Read = tuple[float, Mapping[str, np.ndarray]]  # a batch's loss, and what is read beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,14 @@ class Losses:
         windows: Windows,
         ranks: Ranks = ALONE,
         before: Before = lambda i, part: None,
+        after: Callable[[], object] = lambda: None,
     ) -> Outcome:
         """The loss over these windows, whose batches the ranks share.
 
         run      `passes.train`, which adds their gradients, or `passes.evaluate`
         before   called with the number of each batch that this rank runs, ahead of it, and None; or
                  ahead of each part of it, with that
+        after    called once all batches of this rank have begun; a device may be at them still
         """
         n, kind = -(-len(windows) // self._size), self.objective.tally
         mine, n_layers, end = ranks.share(n), self.passes.load_shape[0], 2 + self._n_figures
@@ -79,11 +84,16 @@ class Losses:
         batches = self.feed.batches(self.passes.other_programs, data, windows, ranks)
         with ranks.telling():
             each = self._each(run, islice(batches, mine.start, mine.stop), before, mine.start)
-            for i, (batch, loss, outputs) in enumerate(each):
+            for i, (batch, read) in enumerate(each):
+                if i == len(mine) - 1:
+                    after()
+                loss, outputs = read()
                 tally = self.objective.report(batch, outputs)
                 rows[i, :end] = loss, batch.weight, *tally.numbers
                 if n_layers:
                     rows[i, end:] = np.append(outputs[LOAD], outputs[BALANCE]) * batch.weight
+            if not mine:
+                after()
         total, tally = 0.0, kind()
         joined = ranks.join(rows, n)
         for part, _, *numbers in joined[:, :end].tolist():
@@ -97,19 +107,23 @@ class Losses:
         batches: Iterable[WindowBatch],
         before: Before,
         first: int,
-    ) -> Iterator[tuple[WindowBatch, float, Mapping[str, np.ndarray]]]:
-        """Each batch with its loss and what is read beside it. first: number of the first one."""
+    ) -> Iterator[tuple[WindowBatch, Callable[[], _Read]]]:
+        """Each batch, which has begun, with what waits for its loss and what is read beside it.
+        first: number of the first one."""
         passes = self.passes
         if passes.n_slots > 1 and run in (passes.train, passes.evaluate):
             every = [*batches]
             results = run_overlapping(
                 passes, every, run == passes.evaluate, lambda k, part: before(first + k, part)
             )
-            yield from ((batch, *read) for batch, read in zip(every, results, strict=True))
+            for batch, read in zip(every, results, strict=True):
+                yield batch, partial(_itself, read)
             return
+        is_train = getattr(run, "__func__", None) is Passes.train
         for i, batch in enumerate(batches, first):
             before(i, None)
-            yield batch, run(batch), passes.outputs
+            end = passes.begin(batch, alone=False) if is_train else partial(float, run(batch))
+            yield batch, partial(_with_outputs, end, passes)
 
     def validate(self, data: Dataset, windows: Windows, ranks: Ranks) -> Outcome:
         """What a validation tells of these windows: their loss, or what the practice measures."""
@@ -127,6 +141,14 @@ class Losses:
         """Numbers of a batch that an ExpertReport is made of."""
         n_layers, n_expert = self.passes.load_shape
         return n_layers * n_expert + 1 if n_layers else 0
+
+
+def _itself(read: _Read) -> _Read:
+    return read
+
+
+def _with_outputs(end: Callable[[], float], passes: Passes) -> _Read:
+    return end(), passes.outputs
 
 
 def validation_loss(

@@ -411,13 +411,15 @@ class Passes:
 
     def train(self, batch: WindowBatch) -> float:
         """Add a batch's gradients; returns its part of the loss."""
-        return self._run(batch, alone=False)
+        return self.begin(batch, alone=False)()
 
     def evaluate(self, batch: WindowBatch) -> float:
         """The batch's part of the loss."""
-        return self._run(batch, alone=True)
+        return self.begin(batch, alone=True)()
 
-    def _run(self, batch: WindowBatch, alone: bool) -> float:
+    def begin(self, batch: WindowBatch, alone: bool) -> Callable[[], float]:
+        """Begin to train on a batch, or to evaluate it; what waits for its part of the loss, which
+        is called before the next one begins."""
         self.bind()
         bound = self.slots[0][len(batch.tokens)]
         self.give(batch, bound, alone)
@@ -425,11 +427,16 @@ class Passes:
         program()
         if self.steps and not alone:
             self.steps.end(program)
-        read = {name: read() for name, read in bound.begin_reads(alone).items()}
-        loss = float(read.pop("loss"))
-        self.outputs = read
-        record(self._traces, *bound.pair.read_traces(program, alone), validation=alone)
-        return loss
+        reads = bound.begin_reads(alone)
+
+        def end() -> float:
+            read = {name: read() for name, read in reads.items()}
+            loss = float(read.pop("loss"))
+            self.outputs = read
+            record(self._traces, *bound.pair.read_traces(program, alone), validation=alone)
+            return loss
+
+        return end
 
     def give(self, batch: WindowBatch, bound: BoundPair, alone: bool) -> None:
         """Give a batch to graphs that are to run next."""

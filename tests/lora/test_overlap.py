@@ -72,6 +72,38 @@ def test_passes_that_overlap_give_the_bytes_of_one_device(
     assert started[:4].count(0) > 1, "the second pass began before the first one ended"
 
 
+def test_what_follows_a_step_s_passes_is_asked_for_before_the_last_loss_is_waited_for(
+    tiny, monkeypatch
+):
+    """The sum and the norm. A step that fails has the device wait for no other rank."""
+    told, late = [], LateCPU(Desk(0), "late")
+    trainer = ranked_run.trainer_of(tiny, backends=[late], grad_accum=2, max_steps=1)
+    gradient, clips = trainer.gradient, trainer.optimiser
+    for owner, name in ((gradient, "begin"), (gradient, "begin_sum"), (clips, "begin_clip")):
+        monkeypatch.setattr(owner, name, telling(told, name, getattr(owner, name)))
+    read = late.begin_read
+    monkeypatch.setattr(late, "begin_read", lambda t: telling(told, "wait", read(t)))
+    trainer.run(progress=False)
+    step = told[told.index("begin") :][:5]
+    assert step == ["begin", "wait", "wait", "begin_sum", "begin_clip"], "of the first pass alone"
+    trainer = ranked_run.trainer_of(tiny)
+    monkeypatch.setattr(trainer.gradient, "give_up", partial(told.append, "given up"))
+    monkeypatch.setattr(trainer.passes, "train", lambda batch: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(progress=False)
+    assert told[-1] == "given up"
+
+
+def telling(told, name, call):
+    """A call that is told by its name."""
+
+    def act(*arguments):
+        told.append(name)
+        return call(*arguments)
+
+    return act
+
+
 def test_what_overlaps_is_planned_and_needs_memory(tiny):
     alone, both = (trainer_of(tiny, [Card(), Card()], (1, 1), n) for n in (1, 2))
     wanted, doubled = ([d.arena for d in each.on_devices()] for each in (alone, both))
