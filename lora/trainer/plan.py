@@ -72,14 +72,8 @@ class RunPlan:
                 self.objective, self.model, self.parameters, self.corpus, self.config,
                 reference=self.reference,
             )  # fmt: skip
-            self._limit_slots(self._losses.passes)
+            limit_slots(self._losses.passes, self.parameters, self._held_bytes)
         return self._losses
-
-    def _limit_slots(self, passes: Passes) -> None:
-        """Have as many passes overlap as there is memory for, of this process alone."""
-        if self.ranks.size > 1:
-            passes.limit_slots(1)
-        limit_slots(passes, self.parameters, self._held_bytes)
 
     @property
     def passes(self) -> Passes:

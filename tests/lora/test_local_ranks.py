@@ -169,6 +169,9 @@ class SocketLinks(Links):
     def wait(self, look):
         look()
 
+    def cut(self):
+        self.device = None
+
 
 def _views(rank, arrays):
     return [memoryview(a.view(np.uint8)) for r, a in arrays if r == rank]
@@ -281,21 +284,24 @@ def started(n, *runs):
 def test_started_ranks_make_the_run_of_one_process_and_share_errors(tiny):
     run = {"model": str(tiny)}
     runs = {"batch": 2, "keep_best": True, "val_every": 2}, {"train": "full", "optimiser": "sgd"}
+    split = {"compute": "f32"}, {"split": [1, 1]}  # whose passes overlap in every rank
     ends, done = started(
         3,
         *({**run, **settings} for settings in runs),
+        {**run, **split[0], **split[1]},
         {**run, "differ": [1, {"lr": 0.5}]},
         {**run, "fail": [2, 2]},
     )
     assert done.returncode == 0 and len(ends) == 3, done.stderr
-    for i, settings in enumerate(runs):
+    for i, settings in enumerate((*runs, split[0])):
         whole = ranked_run.trainer_of(tiny, **settings)
         whole.run(progress=False)
         wanted = json.loads(json.dumps(ranked_run.outcome(whole)))
         assert [end[i]["outcome"] for end in ends] == [wanted] * 3
     alike = "rank 1 and rank 0 must be alike: settings.lr is 0.5 there and 0.01 here"
-    assert all(alike in end[2]["error"] for end in ends)
-    assert all("rank 2: the disk is full" in end[3]["error"] for end in ends)
+    assert [end[2]["at_once"] for end in ends] == [2] * 3
+    assert all(alike in end[3]["error"] for end in ends)
+    assert all("rank 2: the disk is full" in end[4]["error"] for end in ends)
 
 
 @pytest.mark.parametrize("dying", [0, 2])

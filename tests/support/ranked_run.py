@@ -84,11 +84,18 @@ def _answer(rng, n, wanted):
     return Answer([int(i) for i in ids], np.arange(3 + n) >= 3, wanted)
 
 
-def trainer_of(model, ranks=ALONE, kind="sft", resume=None, train=None, backends=(), **settings):
+def trainer_of(
+    model, ranks=ALONE, kind="sft", resume=None, train=None, backends=(), split=(), **settings
+):
     """train: "full" for all tensors, "half" for the same in halves, "scales" for those of blocks,
-    or a file type for what its blocks hold; else an adapter."""
+    or a file type for what its blocks hold; else an adapter. split: the blocks over devices."""
     settings = {"lr": 0.01, "epochs": 2, "grad_accum": 4, "warmup_steps": 2, **settings}
-    base = pyggml.load(model, compute=settings.get("compute", "auto"), backends=backends)
+    how = {"compute": settings.get("compute", "auto"), "backends": backends}
+    if split:
+        from separate_cpu import SeparateCPU
+
+        how |= {"backends": [SeparateCPU() for _ in split], "gpu_layers": 99, "split": split}
+    base = pyggml.load(model, **how)
     lora = LoraConfig(rank=3, alpha=5.0, dropout=0.1)
     if train is None:
         adapter = attach(base, lora)
@@ -157,10 +164,12 @@ def main(ranks, model, die=None, differ=None, fail=None, stop=None, **settings):
             trainer.run(progress=False)
     except PyggmlError as error:
         return {"error": str(error)}
-    return {"rank": ranks.rank, "size": ranks.size, "outcome": outcome(trainer)}
+    about = {"rank": ranks.rank, "size": ranks.size, "at_once": trainer.passes.n_slots}
+    return {**about, "outcome": outcome(trainer)}
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parent))
     everyone, runs = ranks_of_process(), json.loads(sys.argv[1])
     n = int(*sys.argv[2:])
     if n and everyone.size == 1:
