@@ -187,9 +187,11 @@ def test_ranks_without_a_card_are_on_the_cpu_if_any_device_will_do(monkeypatch):
         device_of_rank("cuda", Second())
 
 
-def test_the_log_says_which_rank_is_on_which_card(capsys):
+def test_the_log_says_which_rank_is_on_which_card(capsys, monkeypatch):
+    """And that mpiexec has bound each to one core."""
     from types import SimpleNamespace
 
+    from pyggml.cli.commands.finetune import summary
     from pyggml.cli.commands.finetune.summary import say_ranks
 
     ranks = Second()
@@ -200,6 +202,14 @@ def test_the_log_says_which_rank_is_on_which_card(capsys):
         said = capsys.readouterr().out
         assert f"3 processes share the 6 passes of a step{why}\n" in said
         assert "rank 0 on cuda:0, rank 1 on cuda:2, rank 2 on cuda:0" in said
+    ranks.launcher = "mpiexec", "-n", "3"
+    monkeypatch.setattr(summary.os, "cpu_count", lambda: 8)
+    for n, is_said in ((1, True), (2, False)):
+        monkeypatch.setattr(summary, "n_cores", lambda n=n: n)
+        say_ranks(trainer, "cuda:2", True)
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("a rank may use one of 8 cores" in said) == is_said
+        assert ("mpiexec --bind-to none leaves it all" in said) == is_said
 
 
 def test_objectives_have_the_settings_that_are_walked():

@@ -1,5 +1,6 @@
 """The plan of a fine-tune, printed line by line before it takes memory or time."""
 
+import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
@@ -14,6 +15,7 @@ from pyggml.cli.terminal.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
 from pyggml.granted import total_memory
+from pyggml.jit.cores import n_cores
 from pyggml.lora import (
     Adapter,
     Corpus,
@@ -288,3 +290,6 @@ def say_ranks(trainer: Trainer, device: str, is_given: bool) -> None:
     devices = ranks.texts(device)
     if any(d != "cpu" for d in devices):
         row("", ", ".join(f"rank {i} on {d}" for i, d in enumerate(devices)))
+        if "mpiexec" in ranks.launcher and n_cores() == 1 < (every := os.cpu_count() or 1):
+            few = f"a rank may use one of {every} cores, where kernels compile one after the other"
+            row("", f"{few}: mpiexec --bind-to none leaves it all")
