@@ -1,12 +1,15 @@
 """What many ranks would give: a simulation of their steps, made of parts that are measured.
 
-usage: many_ranks.py MODEL.gguf [--tokens 128] [--passes 4] [--steps 20] [--ranks 1,2,4]
+usage: many_ranks.py MODEL.gguf [--tokens 128] [--batch 1] [--passes 4] [--steps 20] [--ranks 1,2,4]
+                     [--device cpu|cuda]
        many_ranks.py --pass-seconds S --gradient-mb MB [--k 1] [--hosts 8,64,1000] [--gbits 10,100]
        [--years 3] [--restart 180] [--limit 1800] [--silent 0.1] [--spread 0.98,1,1.05]
 
 The first form measures the parts here: passes of processes that know nothing of each other, as many
-as there will be ranks; exchanges of ranks that compute nothing. It puts them together, and holds
-the step that it foretells against `ranks.py`: a JSON line for each number of ranks (--rounds).
+as there will be ranks, each with a rank's share of the passes; exchanges of ranks that compute
+nothing. It puts them together, and holds the step that it foretells against `ranks.py`: a JSON line
+for each number of ranks (--rounds). Where each has a card of its own, what the ranks tell each
+other of their losses goes beside the sum.
 
 The second form is about hosts with a rank each, k passes a step, which scatter about the median by
 the quantiles of --spread, by default those measured (`SPREAD`). A line for each number of hosts and
@@ -23,7 +26,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,11 +43,13 @@ from pyggml.lora import StepReport
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.data import WindowBatch
 from pyggml.lora.ranks import ALONE, Ranks, ranks_of_process
+from pyggml.lora.ranks.device import device_of_rank
 from pyggml.lora.ranks.local import start
 from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.runtime import Devices
+from pyggml.runtime.choice import backends_of
 
-SMALL = 4  # small exchanges of a step: to go on, two of the losses, before the sum
+SMALL, OF_LOSSES = 4, 2  # small exchanges of a step: to go on, two of the losses, before the sum
 MESSAGE = 30e-6  # seconds from host to host over TCP
 # How far a pass is from the median: quantiles 0, 1/8, …, 1 of 160 passes of two processes that
 # computed beside each other on two cores of a shared machine.
@@ -114,20 +119,26 @@ class Failures:
 
 def measure_passes(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[float]]:
     """Seconds of each pass, and of a step beside them, of processes that have a run each."""
-    trainer = trainer_of(given, ALONE)
-    make, passes, rests = trainer.passes.train, list[float](), list[float]()
+    trainer = trainer_of(given, ALONE, given.batch, device_of_rank(given.device, ranks))
+    begin, passes, rests = trainer.passes.begin, list[float](), list[float]()
 
-    def train(batch: WindowBatch) -> float:
-        began = perf_counter()
-        loss = make(batch)
-        passes.append(perf_counter() - began)
-        return loss
+    def timed(batch: WindowBatch, alone: bool) -> Callable[[], float]:
+        began, end = perf_counter(), begin(batch, alone)
 
-    vars(trainer.passes)["train"] = train
+        def ended() -> float:
+            loss = end()
+            passes.append(perf_counter() - began)
+            return loss
+
+        return ended
+
+    vars(trainer.passes)["begin"] = timed
+    last = [perf_counter()]
 
     def note(report: object) -> None:
         if isinstance(report, StepReport):
-            rests.append(report.seconds - sum(passes[-given.passes :]))
+            last.append(perf_counter())
+            rests.append(last[-1] - last[-2] - sum(passes[-given.passes :]))
 
     trainer.run(note, progress=False)
     told = ranks.texts(json.dumps(passes[3 * given.passes :]))
@@ -139,31 +150,36 @@ def measure_exchange(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[
     """Seconds of a small exchange, and of the sum of gradients that no cache holds, of ranks that
     are all here."""
     seconds: dict[str, list[float]] = {"small": [], "sum": []}
-    gradient = StepGradient(Parameters({"a": (given.n_bytes // 4, 1)}), Devices([CPU()]), ranks)
+    device = device_of_rank(given.device, ranks)
+    devices = Devices([*backends_of(device), CPU()])
+    parameters = Parameters({"a": (given.n_bytes // 4, 1)})
+    gradient = StepGradient(parameters, devices, ranks)
     elsewhere = np.ones((2, 1 << 23), np.float32)
-    for _ in range(30):
-        gradient.begin()
-        for _ in ranks.share(given.passes):
-            gradient.next()
-        elsewhere[0] += elsewhere[1]
-        ranks.any(False)
-        began = perf_counter()
-        ranks.any(False)
-        between = perf_counter()
-        gradient.end(given.passes)
-        seconds["sum"].append(perf_counter() - between)
-        seconds["small"].append(between - began)
+    with devices.holding(*parameters.buffers["gradient"]):
+        for _ in range(30):
+            gradient.begin()
+            for _ in ranks.share(given.passes):
+                gradient.next()
+            elsewhere[0] += elsewhere[1]
+            ranks.any(False)
+            began = perf_counter()
+            ranks.any(False)
+            between = perf_counter()
+            gradient.end(given.passes)
+            seconds["sum"].append(perf_counter() - between)
+            seconds["small"].append(between - began)
     return seconds
 
 
 def measured_part(given: argparse.Namespace, n: int, part: str, n_bytes: int = 0) -> dict[str, Any]:
     """Seconds of a part, as the first of n processes that this one starts has measured them."""
     words = [sys.executable, *sys.argv, f"--part={part}", f"--of={n}", f"--n-bytes={n_bytes}"]
-    return _last_line(words)
+    mine = [f"--passes={-(-given.passes // n)}"] if part == "passes" else []
+    return _last_line([*words, *mine], given.device)
 
 
-def _last_line(words: Sequence[str]) -> dict[str, Any]:
-    env = {**os.environ, "NUMBA_NUM_THREADS": "1"}
+def _last_line(words: Sequence[str], device: str) -> dict[str, Any]:
+    env = {**os.environ} | ({"NUMBA_NUM_THREADS": "1"} if device == "cpu" else {})
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
     return dict(json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1]))
 
@@ -183,21 +199,25 @@ def foretell(given: argparse.Namespace) -> None:
     """A line for each number of ranks of this machine: the step foretold, and as it is, medians of
     all rounds. The machine must be at rest."""
     counts = [*map(int, given.ranks.split(","))]
-    shape = [f"--{name}={getattr(given, name)}" for name in ("tokens", "passes", "steps")]
+    named = "tokens", "batch", "passes", "steps", "device"
+    shape = [f"--{name}={getattr(given, name)}" for name in named]
     script = [sys.executable, str(Path(__file__).with_name("ranks.py")), str(given.model), *shape]
     seen: dict[Any, list[float]] = defaultdict(list)
     for _ in range(given.rounds):
         for n in counts:
             parts = measured_part(given, n, "passes")
             parts |= measured_part(given, n, "exchange", int(parts["n_bytes"][0])) if n > 1 else {}
-            parts["step"] = _last_line([*script, f"--ranks={n}"])["each"][3:]
+            parts["step"] = _last_line([*script, f"--ranks={n}"], given.device)["each"][3:]
             for name, seconds in parts.items():
                 seen[name, n] += seconds
     for n in counts:
         usual = {name: float(np.median(s)) for (name, m), s in seen.items() if m == n}
         passes = np.array(seen["passes", n])
-        exchange = SMALL * usual.get("small", 0.0) + usual.get("sum", 0.0)
-        beside, share_cores = usual["rest"] + exchange, n > len(os.sched_getaffinity(0))
+        small, total = usual.get("small", 0.0), usual.get("sum", 0.0)
+        on_cpu = given.device == "cpu"
+        exchange = SMALL * small + total if on_cpu else small + max(total, OF_LOSSES * small)
+        beside = usual["rest"] + exchange
+        share_cores = on_cpu and n > len(os.sched_getaffinity(0))
         told = float(np.median(steps(passes, given.passes, n, beside, share_cores)))
         spread = np.quantile(passes / usual["passes"], np.arange(9) / 8).tolist()
         line = {"ranks": n, "foretold": told, "off": f"{told / usual['step'] - 1:+.1%}", **usual}
@@ -227,7 +247,8 @@ def of_hosts(given: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model", type=Path, nargs="?")
-    numbers = {"tokens": 128, "passes": 4, "steps": 20, "k": 1, "n-bytes": 0, "of": 1, "rounds": 1}
+    numbers = {"tokens": 128, "batch": 1, "passes": 4, "steps": 20, "rounds": 1}
+    numbers |= {"k": 1, "n-bytes": 0, "of": 1}
     numbers |= {"years": 3.0, "restart": 180.0, "limit": 1800.0, "silent": 0.1}
     for name, usual in numbers.items():
         parser.add_argument(f"--{name}", type=type(usual), default=usual)
@@ -238,6 +259,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "ranks": "1,2,4",
         "hosts": "8,64,1000",
         "gbits": "10,100",
+        "device": "cpu",
     }
     for name, text in texts.items():
         parser.add_argument(f"--{name}", default=text)
