@@ -319,9 +319,9 @@ def test_an_output_in_a_folder_that_may_not_be_written(finetune, tmp_path, monke
     def denied(dir):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.TemporaryFile", denied)
-    refused(finetune(), "adapter.gguf: cannot be written:", "Permission denied")
-    monkeypatch.undo()
+    with monkeypatch.context() as fakes:
+        fakes.setattr("tempfile.TemporaryFile", denied)
+        refused(finetune(), "adapter.gguf: cannot be written:", "Permission denied")
     if not hasattr(os, "mkfifo"):  # Windows
         return
     pipe = tmp_path / "pipe"

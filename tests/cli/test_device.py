@@ -140,17 +140,17 @@ def test_a_card_that_is_not_there(pyggml, tiny):
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_the_checkpoint_of_a_lost_device_goes_on_elsewhere(finetune, tmp_path, monkeypatch, keeps):
-    monkeypatch.setattr("pyggml.model.backends_of", lambda *_: [Lost(at=16)])
     folder = tmp_path / "kept"
     options = ("--checkpoint-dir", folder, "--checkpoint-every", 1) if keeps else ()
-    ended = finetune("--device", "cuda", *options)
+    with monkeypatch.context() as fakes:  # what other fixtures have set stays
+        fakes.setattr("pyggml.model.backends_of", lambda *_: [Lost(at=16)])
+        ended = finetune("--device", "cuda", *options)
     assert ended.code == 2 and "separate has failed: unplugged; " in ended.err
     newest = max((p.name for p in folder.glob("*.gguf")), default="")
     wanted = f"--resume {folder} goes on from {newest}" if keeps else "no checkpoint was kept"
     assert wanted in ended.err and bool(newest) == keeps
     assert not (tmp_path / "adapter.gguf").exists()
     if keeps:
-        monkeypatch.undo()
         ended = finetune("--device", "cpu", "--resume", folder, *options)
         assert ended.code == 0 and (tmp_path / "adapter.gguf").exists()
 

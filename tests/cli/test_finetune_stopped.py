@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def test_ctrl_c_ends_after_the_step_and_the_run_can_be_resumed(
-    finetune, pyggml, signal_after, monkeypatch, tmp_path
+    finetune, pyggml, signal_after, tmp_path
 ):
     whole, stopped, folder = (tmp_path / n for n in ("whole.gguf", "stopped.gguf", "points"))
     uninterrupted = finetune("--lora-modules", "attn_q,ffn_up", output=whole)
@@ -22,7 +22,6 @@ def test_ctrl_c_ends_after_the_step_and_the_run_can_be_resumed(
     arguments = ("--lora-modules", "attn_q,ffn_up", "--checkpoint-dir", folder)
     arguments += ("--checkpoint-every", 1)
     ended = finetune(*arguments, output=stopped)
-    monkeypatch.undo()
     assert ended.code == 130 and "-- before" not in ended.out
     assert "after step 2 of 4" in ended.row("stopped")
     assert stopped.stat().st_size == whole.stat().st_size
@@ -69,11 +68,10 @@ def test_ctrl_c_before_the_run_is_no_traceback(finetune, monkeypatch):
     assert (ended.code, ended.err.strip()) == (130, "pyggml: stopped")
 
 
-def test_a_resumed_folder_gets_the_next_checkpoints(finetune, signal_after, monkeypatch, tmp_path):
+def test_a_resumed_folder_gets_the_next_checkpoints(finetune, signal_after, tmp_path):
     points = tmp_path / "points"
     signal_after(2)
     assert finetune("--checkpoint-dir", points).code == 130
-    monkeypatch.undo()
     assert finetune("--resume", points).code == 0
     assert sorted(p.name for p in points.iterdir()) == ["step-00000002.gguf", "step-00000004.gguf"]
 

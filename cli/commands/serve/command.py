@@ -35,10 +35,11 @@ from pyggml.cli.terminal.options import (
 from pyggml.cli.terminal.places import InputPath, Reads
 from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
-from pyggml.files import in_characters
+from pyggml.files import in_characters, read_bytes
 from pyggml.generation import Context
 
 _SERVER = in_group("server")
+_MOST_BYTES = 1 << 20  # of a file of keys
 Named = tuple[str, Adapter]
 
 
@@ -208,7 +209,7 @@ def keys_of(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+        lines = [line.strip() for line in read_bytes(path, _MOST_BYTES).decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no UTF-8"
         raise ConfigError(
