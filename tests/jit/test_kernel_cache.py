@@ -71,7 +71,7 @@ def test_kernels_of_another_instruction_set_have_a_folder_of_their_own(run, tmp_
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "NUMBA_CACHE_DIR"])
 def test_a_folder_that_cannot_be_made(run, tmp_path, variable):
     (tmp_path / "file").write_text("")
-    folder, warned = run(SCRIPT, **{variable: str(tmp_path / "file")})
+    folder, warned = run(WHERE, **{variable: str(tmp_path / "file")})
     assert folder.startswith(str(tmp_path / "temporary" / "pyggml-"))
     assert warned.count(NOTE) == 1 and str(tmp_path / "file") in warned
 
