@@ -137,7 +137,8 @@ class Feed(Protocol):
     def batches(
         self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
     ) -> Iterator[WindowBatch]:
-        """The batches of one step over these windows. programs: `graphs`, bound.
+        """The batches of one step over these windows, of which another rank's may have no tokens.
+        programs: `graphs`, bound.
 
         All ranks call this alike.
         """
@@ -269,7 +270,7 @@ class TextFeed:
     def batches(
         self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
     ) -> Iterator[WindowBatch]:
-        return data.batches(windows, self.size)
+        return data.batches(windows, self.size, ranks.share(-(-len(windows) // self.size)))
 
 
 @dataclass(frozen=True, kw_only=True)

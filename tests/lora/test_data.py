@@ -258,6 +258,11 @@ def test_batches_hold_every_target_once_and_cross_no_document(
             assert Letters.end not in inside, "a token sees past the end of the document before it"
     assert sorted(found) == sorted(pair for ids in documents for pair in pairwise(ids))
     assert total == pytest.approx(1.0, abs=1e-5)
+    every, second = (list(train.batches(order, size, which)) for which in (None, range(1, 2)))
+    assert [len(b.tokens) for b in second] == [
+        len(b.tokens) if i == 1 else 0 for i, b in enumerate(every)
+    ]
+    assert all((a.weights == b.weights).all() for a, b in zip(every[1:2], second[1:2], strict=True))
 
 
 def test_the_order_depends_on_seed_and_epoch_only(tmp_path):

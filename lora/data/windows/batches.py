@@ -156,8 +156,11 @@ class Dataset:
                 read.append(turns[(epoch * n + np.arange(n)) % len(turns)])
         return np.concatenate(read)
 
-    def batches(self, windows: Sequence[int] | np.ndarray, size: int) -> Iterator[WindowBatch]:
-        """The batches of one step over these windows, `size` in each; the last is filled up.
+    def batches(
+        self, windows: Sequence[int] | np.ndarray, size: int, which: range | None = None
+    ) -> Iterator[WindowBatch]:
+        """The batches of one step over these windows, `size` in each; the last is filled up. Those
+        whose number is not in `which` have no tokens.
 
         A window that only fills up has weight 0 throughout. Where windows have lengths, they are
         taken from the shortest to the longest, and a batch is as long as its longest.
@@ -165,8 +168,8 @@ class Dataset:
         shares = self.part(np.asarray(windows, np.int64)).shares()
         is_count = shares.dtype == np.bool_
         total = max(int(np.count_nonzero(shares)), 1) if is_count else shares.sum(dtype=np.float64)
-        for some in self.batch_windows(windows, size):
-            yield self._batch(some, size, total)
+        for i, some in enumerate(self.batch_windows(windows, size)):
+            yield self._batch(some, size, total) if which is None or i in which else _NO_TOKENS
 
     def batch_windows(self, windows: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
         """The windows in each of these batches."""
@@ -200,6 +203,9 @@ class Dataset:
             weights=weights.reshape(-1),
             length=length.reshape(-1).astype(np.float32),
         )
+
+
+_NO_TOKENS = WindowBatch(*6 * [np.empty(0)])
 
 
 @dataclass(frozen=True, slots=True)
