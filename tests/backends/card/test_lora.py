@@ -79,9 +79,9 @@ def test_weights_that_stay_unpacked_change_no_bit(rounding, monkeypatch):
     path, runs = GOLDEN / "qwen2-Q4_K_M.gguf", []
     free, total = rounding.memory()
     for room in (free, 0, None):
+        model = adapted(path, 6.0, rounding)  # which would stream if it found no room itself
         if room is not None:
             monkeypatch.setattr(rounding, "memory", lambda room=room: (room, total))
-        model = adapted(path, 6.0, rounding)
         before = set(rounding._lasting)  # which keeps those of the models before
         runs.append([loss_and_grads(model, TOKENS) for _ in range(3)])
         assert bool(set(rounding._lasting) - before) == (room != 0)
