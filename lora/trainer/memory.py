@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pyggml.alloc import Plan
 from pyggml.backends import Backend
@@ -115,5 +116,5 @@ def limit_slots(passes: Passes, parameters: Parameters, held: int) -> None:
 def _bytes_beside_leaves(backend: Backend, plans: Iterable[Plan]) -> int:
     """Bytes of what the device keeps beside leaves for the nodes of these plans."""
     nodes = (t for p in plans for t in p.graph.nodes)
-    lasting = dict(filter(None, map(backend.lasting, nodes)))
+    lasting = dict(chain.from_iterable(map(backend.lasting, nodes)))
     return sum(map(backend.allocation, lasting.values()))

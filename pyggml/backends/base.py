@@ -187,10 +187,10 @@ class Backend(ABC):
         tell."""
         return None
 
-    def lasting(self, node: Tensor) -> tuple[Tensor, int] | None:
+    def lasting(self, node: Tensor) -> Iterable[tuple[Tensor, int]]:
         """(A leaf that the node reads, bytes of the device's memory that its kernel takes beside
-        this leaf's, for all nodes and as long); None if there are none."""
-        return None
+        this leaf's, for all nodes and as long) of each such leaf."""
+        return ()
 
     def links(self) -> "Links | None":
         """Ways to the devices of other processes, not joined yet; None if devices of this kind have

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -88,7 +89,7 @@ class Schedule:
         leaves, and what the device needs of its own."""
         leaves = {leaf for part in self.parts if part.backend is backend for leaf in part.leaves}
         nodes = self.plans[backend].graph.nodes if leaves else ()
-        beside = dict(filter(None, map(backend.lasting, nodes)))
+        beside = dict(chain.from_iterable(map(backend.lasting, nodes)))
         sizes = (*(leaf.n_bytes for leaf in leaves), *beside.values())
         arena = self.plans[backend].n_bytes if leaves else 0
         return backend.own(len(nodes)) + arena + sum(map(backend.allocation, sizes))

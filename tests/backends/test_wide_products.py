@@ -1,6 +1,7 @@
 """A LoRA step's graph as a card computes it: every adapted product is found."""
 
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -39,14 +40,22 @@ def ops_of(graph):
     return Counter(t.op.name for t in graph.nodes)
 
 
+def gradients_in(graph):
+    """The products whose gradients are in wide matrices."""
+    makers = (t for t in graph.nodes if t.op.name in ("wide_gradient", "gated_gradients"))
+    return sum(len(t.params["scales"]) for t in makers)
+
+
 @pytest.mark.parametrize("name", ["llama-Q8_0", "qwen2-Q4_K_M", "qwen3-F16"])
 def test_every_adapted_product_is_joined(name):
     graph, wide, n_adapted = graphs(name)
     found = ops_of(wide)
     assert found["gradient_of_a"] == found["gradient_of_b"] == n_adapted
     assert found["wide_product"] == n_adapted
-    assert found["wide_gradient"] + 2 * found["gated_gradients"] == n_adapted
+    assert gradients_in(wide) == n_adapted
     assert found["gated_gradients"] == n_adapted // 7  # that many layers
+    n_layers = n_adapted // 7
+    assert found["wide_back"] == 4 * n_layers - 1 and not found["wide_back_add"]
     assert not found["mul_mat_add"] and not found["out_prod_add"]
     assert not found["swiglu"] and not found["swiglu_back_gate"]
     assert [t.shape for t in wide.outputs] == [t.shape for t in graph.outputs]
@@ -58,7 +67,7 @@ def test_every_product_of_a_layer_that_is_computed_again_is_joined():
     found = ops_of(wide)
     assert found["gradient_of_a"] == found["gradient_of_b"] == n_adapted
     assert found["gated_gradients"] == n_adapted // 7
-    assert found["wide_gradient"] + 2 * found["gated_gradients"] == n_adapted
+    assert gradients_in(wide) == n_adapted
     names = {"mul_mat", "mul_mat_add", "out_prod", "out_prod_add", "swiglu"}
     assert names.isdisjoint(found)
     loss = wide.nodes.index(wide.outputs[0])
@@ -101,7 +110,8 @@ def test_sums_of_all_numbers_of_columns_have_room_beside_a_ticket():
     from pyggml.backends.cuda.ops.lora import wide
 
     every = range(wide.TILE_COLUMNS, wide.MOST_COLUMNS + 1, wide.TILE_COLUMNS)
-    taken = [4 * wide.n_warps(n) * wide.ROWS * n + 4 for n in every]
+    forms = [(wide.form_of(m, n), n) for m in (16, 8192) for n in every]
+    taken = [4 * form.n_warps * wide.ROWS * form.groups * n + 4 for form, n in forms]
     assert max(taken) <= 48 << 10
 
 
@@ -140,7 +150,7 @@ def card(monkeypatch):
     card = DryCard()
     card.free = 1 << 30
     monkeypatch.setattr(card, "memory", lambda: (card.free, 1 << 30))
-    monkeypatch.setattr(type(card), "own", 0)
+    monkeypatch.setattr(card, "own", lambda n_nodes: 0)
     return card
 
 
@@ -151,17 +161,18 @@ def test_weights_stay_unpacked_where_there_is_room(card):
     _, graph, n_adapted = graphs("qwen3-F16")
     lasting = with_unpacked_weights(graph, card)
     assert all(t.params["unpacked"] for t in products(lasting))
-    assert len(products(lasting)) == 2 * n_adapted - 3  # no gradient flows on from the first layer
-    weights = {card.lasting(t)[0] for t in products(lasting)}
+    n_backs = n_adapted // 7 * 4 - 1  # no gradient flows on from the first layer
+    assert len(products(lasting)) == n_adapted + n_backs
+    weights = {w for t in products(lasting) for w, _ in card.lasting(t)}
     assert len(weights) == n_adapted
     (loss,) = (t for t in lasting.nodes if t.op.name == "linear_cross_entropy_unpacked")
-    assert card.lasting(loss) == (loss.src[1], 2 * loss.src[1].n_elements)
+    assert [*card.lasting(loss)] == [(loss.src[1], 2 * loss.src[1].n_elements)]
     assert [t.src for t in loss.saved] == [(loss,), (loss,)]
-    assert len(dict(filter(None, map(card.lasting, lasting.nodes)))) == n_adapted + 1
-    for t in products(lasting):
-        w, n_bytes = card.lasting(t)
+    every = dict(chain.from_iterable(map(card.lasting, lasting.nodes)))
+    assert len(every) == n_adapted + 1
+    for w, n_bytes in every.items():
         n, k = w.shape
-        assert 2 * n * k < n_bytes < 2 * (n + 16) * (k + 128)
+        assert w is loss.src[1] or 2 * n * k < n_bytes < 2 * (n + 16) * (k + 128)
     assert plan(lasting, card).n_bytes <= plan(graph, card).n_bytes
     loss = Graph.of(graph["loss"])  # alone it asks for nothing, but reads what is there
     again = with_unpacked_weights(loss, card)
@@ -181,12 +192,38 @@ def test_weights_stay_unpacked_as_many_as_there_is_room_for(card):
     assert with_unpacked_weights(graph, card) is graph
     card.free += 1_000_000
     some = [t for t in products(with_unpacked_weights(graph, card)) if t.params["unpacked"]]
-    unpacked = {card.lasting(t) for t in some}
+    unpacked = {each for t in some for each in card.lasting(t)}
     assert 0 < len(unpacked) < n_adapted
     assert sum(n_bytes for _, n_bytes in unpacked) <= 500_000
     card.free = 0  # those of earlier graphs stay
     again = [t for t in products(with_unpacked_weights(graph, card)) if t.params["unpacked"]]
-    assert {card.lasting(t) for t in again} == unpacked
+    assert {each for t in again for each in card.lasting(t)} == unpacked
+
+
+def test_weights_of_one_product_lie_side_by_side(card):
+    from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
+
+    _, graph, _ = graphs("qwen3-F16")
+    lasting = with_unpacked_weights(graph, card)
+    backs = [t for t in products(lasting) if t.op.name == "wide_back"]
+    assert {len(t.src) for t in backs} == {3, 5, 7}
+    for t in backs:
+        ends = [0]
+        for i, place in enumerate(t.params["unpacked"]):
+            memory, is_new = card._lasting_memory(t, i, place.n_bytes, place)
+            assert is_new and memory.size == place.n_bytes
+            start = memory.ctypes.data - place.piece.array.ctypes.data
+            assert start == ends[-1]
+            ends.append(start + place.n_bytes)
+        *_, d = (s for s in t.src if s.dtype is BF16)
+        assert place.piece.array.size == ends[-1] + 2 * t.params["step"] * 8 * len(ends[1:])
+        assert d.shape[1] * t.params["step"] * 2 >= place.piece.array.size
+    apart = next(t for t in backs if len(t.src) == 7).src[1]
+    card.unpacked[apart] = card.unpacked[apart]._replace(at=0)
+    found = [t for t in with_unpacked_weights(graph, card).nodes if apart in t.src]
+    assert {t.op.name: bool(t.params["unpacked"]) for t in found} == {
+        "wide_product": True, "wide_back": False,
+    }  # fmt: skip
 
 
 def test_a_matrix_is_rounded_once_where_there_is_room(card):
@@ -204,11 +241,13 @@ def test_a_matrix_is_rounded_once_where_there_is_room(card):
 
 
 def test_a_weight_that_may_change_is_unpacked_in_every_run(card):
+    from pyggml.backends.cuda.ops.lora.products import parted
     from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
 
     _, graph, _ = graphs("qwen3-F16")
     for t in products(graph):
-        t.src[-3].data = t.src[-3].data.copy()
+        for w in parted(t.src)[0]:
+            w.data = w.data.copy()
     assert with_unpacked_weights(graph, card) is graph
 
 

@@ -42,6 +42,7 @@ from pyggml.backends.cuda.ops.products import OUT_PROD_SCALED, PRODUCT_SCALED
 from pyggml.backends.cuda.rewrites.expert_units import EXPERT_UNITS
 from pyggml.backends.cuda.rewrites.formulas import FORMULA
 from pyggml.backends.cuda.rewrites.gated_gradients import GATED, with_kept_ups
+from pyggml.backends.cuda.rewrites.joined_backs import with_joined_backs
 from pyggml.backends.cuda.rewrites.narrow import narrow
 from pyggml.backends.cuda.rewrites.sums import SUM, SUM_OF_ROWS
 from pyggml.backends.cuda.rewrites.unpacked import with_shared_copies, with_unpacked_weights
@@ -85,6 +86,7 @@ LORA: tuple[Callable[[Graph], Graph], ...] = (
     with_wide_products,
     partial(by_table, table=[GATED]),
     partial(by_table, table=EXPERT_UNITS),
+    with_joined_backs,
     partial(by_table, table=[FORMULA]),
     narrow,
 )

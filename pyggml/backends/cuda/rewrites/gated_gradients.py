@@ -38,7 +38,7 @@ def _join(m: Match) -> Replacements:
     gate, up, dy = map(bfloat16_copy, (m.gate, m.up, m.dy))
     scales = *m.of_gate.params["scales"], *m.of_up.params["scales"]
     joint = GATED_GRADIENTS(
-        gate, _again(up, m.x, m.graph), dy, m.b_gate, m.b_up, scales=scales
+        gate, _again(up, m.x, m.graph), dy, m.b_gate, m.b_up, scales=scales, joined=False
     )  # fmt: skip
     of_up, unit = joint.saved
     return {m.of_gate: joint, m.of_up: of_up, m.of_a: again(m.of_a, m.d, unit)}

@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyggml.alloc import plan
-from pyggml.backends.cuda.ops.lora.products import lasting_bytes
+from pyggml.backends.cuda.ops.lora.products import lasting_bytes, parted
 from pyggml.backends.cuda.ops.loss.head import LOSSES, unpacked_bytes, with_lasting_matrix
 from pyggml.backends.cuda.runtime.kernel import again, is_of
+from pyggml.backends.cuda.runtime.slabs import Place, is_whole, places
 from pyggml.graph import Graph
 from pyggml.graph.arrays import is_constant
 from pyggml.graph.dtypes import BF16
@@ -35,11 +36,12 @@ _ROWS = 185
 
 
 class _Candidate(NamedTuple):
-    """A weight that a node unpacks, the bytes that it takes, and the node for which it lasts."""
+    """Weights that a node unpacks, the bytes of each, and those beside them all."""
 
-    w: Tensor
-    n_bytes: int
-    successor: Tensor
+    weights: tuple[Tensor, ...]
+    sizes: tuple[int, ...]
+    beside: int
+    reads_all: bool  # of the weights' piece
 
 
 @graph_pass
@@ -48,35 +50,57 @@ def with_unpacked_weights(graph: Graph, card: CudaBackend) -> Graph:
     as have room, and those of earlier graphs."""
     candidates = {t: c for t in graph.nodes if (c := _candidate(t, card)) is not None}
     trains = any(is_of(t, "wide_back", "wide_back_add") for t in candidates)
-    new = [c for c in candidates.values() if c.w not in card.unpacked]
-    worth = trains and bool(new) and _gain(candidates) >= card.copies_from
-    if worth and (left := room(graph, card)) is not None:
-        for w, n_bytes, _ in new:
-            if w not in card.unpacked and n_bytes <= left:
-                card.unpacked[w] = n_bytes
-                left -= n_bytes
-    lasting = (
-        (t, c.successor) for t, c in candidates.items() if card.unpacked.get(c.w) == c.n_bytes
-    )
-    return rewrite(graph, dict(lasting))
+    new = any(w not in card.unpacked for c in candidates.values() for w in c.weights)
+    if trains and new and _gain(candidates) >= card.copies_from:
+        _unpack(candidates.values(), card, room(graph, card) or 0)
+    lasting: dict[Tensor, Tensor] = {}
+    for t, c in candidates.items():
+        if (found := _places(c, card)) is not None:
+            is_loss = is_of(t, *LOSSES)
+            lasting[t] = with_lasting_matrix(t) if is_loss else again(t, *t.src, unpacked=found)
+    return rewrite(graph, lasting)
+
+
+def _unpack(candidates: Iterable[_Candidate], card: CudaBackend, left: int) -> None:
+    """Give weights a place as long as there are bytes left; those of one product lie together."""
+    of: dict[Tensor, _Candidate] = {}  # of each weight, the one with the most weights
+    for c in sorted(candidates, key=lambda c: len(c.weights)):
+        of |= dict.fromkeys(c.weights, c)
+    for c in dict.fromkeys(of.values()):
+        n_bytes = sum(c.sizes) + c.beside
+        if n_bytes <= left and not any(w in card.unpacked for w in c.weights):
+            card.unpacked.update(zip(c.weights, places(c.sizes, c.beside), strict=True))
+            left -= n_bytes
+
+
+def _places(c: _Candidate, card: CudaBackend) -> tuple[Place, ...] | None:
+    """Where its weights stay unpacked, if they do so as it needs them."""
+    found = tuple(card.unpacked[w] for w in c.weights if w in card.unpacked)
+    if tuple(p.n_bytes for p in found) != c.sizes:
+        return None
+    return found if not c.reads_all or is_whole(found, c.beside) else None
 
 
 def _candidate(t: Tensor, card: CudaBackend) -> _Candidate | None:
-    """Of a node with a packed weight that never changes."""
+    """Of a node with packed weights that never change."""
     if is_of(t, "wide_product", "wide_back", "wide_back_add"):
-        w, n_bytes = t.src[-3], lasting_bytes(t)
-        successor = again(t, *t.src, unpacked=True)
+        weights, (sizes, beside) = parted(t.src)[0], lasting_bytes(t)
     elif is_of(t, *LOSSES) and (n_bytes := unpacked_bytes(t, card.compute)):
-        w, successor = t.src[1], with_lasting_matrix(t)
+        weights, sizes, beside = t.src[1:2], (n_bytes,), 0
     else:
         return None
-    may_last = w.op is None and w.base is None and is_constant(w) and w not in card.streamed
-    return _Candidate(w, n_bytes, successor) if may_last else None
+    may_last = all(
+        w.op is None and w.base is None and is_constant(w) and w not in card.streamed
+        for w in weights
+    )
+    reads_all = is_of(t, "wide_back", "wide_back_add")
+    return _Candidate(tuple(weights), sizes, beside, reads_all) if may_last else None
 
 
 def _gain(nodes: Iterable[Tensor]) -> float:
     """The share of a step's time that unpacking takes, with so many rows as these nodes have."""
-    n_rows = max(t.src[-2].shape[0] for t in nodes if is_of(t, "wide_back", "wide_back_add"))
+    backs = (t for t in nodes if is_of(t, "wide_back", "wide_back_add"))
+    n_rows = max(parted(t.src)[1].shape[0] for t in backs)
     return _ROWS / (_ROWS + n_rows)
 
 

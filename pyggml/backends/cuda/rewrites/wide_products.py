@@ -78,14 +78,14 @@ def _join(m: Match, rows: Tensor, first: int) -> Replacements:
     (u,), n = rows.saved, m.b.shape[0]
     new, y, so_far, dx = dict[Tensor, Tensor](), m.get("y"), m.get("so_far"), m.get("dx")
     if y is not None:
-        new[y] = WIDE_PRODUCT(m.w, rows, m.b, first=first, columns=u.shape[1], unpacked=False)
+        new[y] = WIDE_PRODUCT(m.w, rows, m.b, first=first, columns=u.shape[1], unpacked=())
     if m.get("db") is not None:
         d = WIDE_GRADIENT(m.dy, m.b, scales=(_factor(m.t),))
         new[m.db] = GRADIENT_OF_B(u, d, first=first, shape=m.b.shape)
         new[m.da] = GRADIENT_OF_A(d, m.x_again, first=n, rank=_rank(m))
         if dx is not None:
             op, src = (WIDE_BACK, ()) if so_far is None else (WIDE_BACK_ADD, (so_far,))
-            new[dx] = op(*src, m.w, d, m.a, step=rows.shape[1], unpacked=False)
+            new[dx] = op(*src, m.w, d, m.a, step=rows.shape[1], unpacked=())
     return new
 
 

@@ -29,7 +29,7 @@ from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, 
 from pyggml.backends.cuda.runtime.launches import of_library
 from pyggml.backends.cuda.runtime.links import NcclLinks
 from pyggml.backends.cuda.runtime.loading import copy_rate, load, lock_file
-from pyggml.backends.cuda.runtime.slabs import Slabs, taken
+from pyggml.backends.cuda.runtime.slabs import Place, Slabs, taken
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Crossing, End, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
@@ -50,7 +50,7 @@ _OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every pr
 class CudaBackend(Backend):
     """One NVIDIA card. `compute`: how products with weights round their operands.
 
-    unpacked   weights that stay in bfloat16 beside what they are packed, each with its bytes there
+    unpacked   weights that stay in bfloat16 beside what they are packed, each with its place there
 
     Raises DeviceError if there is no such card.
     """
@@ -62,7 +62,7 @@ class CudaBackend(Backend):
         self._kernels = kernels()
         self._spans: WeakKeyDictionary[Tensor, tuple[BufferPlace, Bytes]] = WeakKeyDictionary()
         self._lasting: WeakKeyDictionary[Tensor, Any] = WeakKeyDictionary()
-        self.unpacked: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
+        self.unpacked: WeakKeyDictionary[Tensor, Place] = WeakKeyDictionary()
         self.streamed: WeakSet[Tensor] = WeakSet()
         self._unprepared: list[Call] = []
         with self._working():
@@ -295,19 +295,22 @@ class CudaBackend(Backend):
         with self._working():
             return cuda.to_device(values, stream=self.stream)
 
-    def _lasting_memory(self, node: Tensor, i: int, n_bytes: int) -> tuple[Any, bool]:
+    def _lasting_memory(
+        self, node: Tensor, i: int, n_bytes: int, place: Place | None = None
+    ) -> tuple[Any, bool]:
         """(Memory that lasts as long as this card's copy of the leaf that a node reads as source i,
-        whether it is new). All nodes that read the leaf get the same."""
+        whether it is new), at its place if it has one. All nodes that read the leaf get the
+        same."""
         leaf = node.src[i].root
         is_new = leaf not in self._lasting
         if is_new:
-            self._lasting[leaf] = self.alloc(n_bytes)
+            self._lasting[leaf] = place.memory(self.alloc) if place else self.alloc(n_bytes)
         return self._lasting[leaf], is_new
 
-    def lasting(self, node: Tensor) -> tuple[Tensor, int] | None:
+    def lasting(self, node: Tensor) -> Iterator[tuple[Tensor, int]]:
         kernel = self._declaration(node)  # a view has none
-        lasting = kernel.lasting(node) if kernel is not None else None
-        return None if lasting is None else (node.src[lasting[0]].root, lasting[1])
+        for i, n_bytes in kernel.lasting(node) if kernel is not None else ():
+            yield node.src[i].root, n_bytes
 
     def links(self) -> Links:
         with self._working():

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pyggml.backends.cuda.runtime.slabs import Place
 from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.graph.call import Call
@@ -35,9 +36,9 @@ class CudaSite(kernels.NodeSite[Any]):
     stream: Any  # all launches go here
     faults: Faults  # a kernel notes one by `cuda.atomic.max(cell, 0, number)`
     constant: Callable[[np.ndarray], Any]  # a small array of the host's, copied to the card
-    # (index of a source that is a leaf, bytes) -> (memory that lasts as long as the leaf's own,
-    # whether it is new)
-    lasting: Callable[[int, int], tuple[Any, bool]]
+    # (index of a source that is a leaf, bytes, their place or None) -> (memory that lasts as long
+    # as the leaf's own, whether it is new)
+    lasting: Callable[[int, int, Place | None], tuple[Any, bool]]
 
 
 class BoundCall(Call):
@@ -50,20 +51,20 @@ class BoundCall(Call):
         self.site = site
 
 
-def nothing_lasts(_node: Tensor) -> tuple[int, int] | None:
+def nothing_lasts(_node: Tensor) -> Iterable[tuple[int, int]]:
     """Of a kernel that takes no memory beside a leaf's."""
-    return None
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel(kernels.DeviceKernel[CudaSite, Call, Compute]):
     """The card's way to compute an op: `bind` returns a Call, see launches.py.
 
-    lasting   (node) -> (index of a source that is a leaf, bytes) as it asks `CudaSite.lasting` for;
-              None if it does not
+    lasting   (node) -> (index of a source that is a leaf, bytes) each, as it asks
+              `CudaSite.lasting` for
     """
 
-    lasting: Callable[[Tensor], tuple[int, int] | None] = nothing_lasts
+    lasting: Callable[[Tensor], Iterable[tuple[int, int]]] = nothing_lasts
 
 
 _NO_GRAD = NoGrad("a device's own ops enter a graph that has its gradients")

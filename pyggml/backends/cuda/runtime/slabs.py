@@ -1,8 +1,9 @@
 """Memory of a card in pieces: the driver gives whole pages of 2 MiB, which for a matrix of 4 MB
 would be half as much again."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from pyggml.sizes import round_up
 
@@ -40,3 +41,46 @@ class Slabs:
 def taken(n_bytes: int) -> int:
     """Bytes of the card's memory that a piece takes, but for what is left of the last slabs."""
     return round_up(n_bytes, PAGE if n_bytes > _LARGEST else _ALIGNMENT)
+
+
+class Piece:
+    """An array that is taken when the first of those who share it asks. `beside`: bytes at its end
+    that belong to none of them."""
+
+    def __init__(self, n_bytes: int, beside: int) -> None:
+        self.n_bytes, self.beside, self.array = n_bytes, beside, None
+
+    def taken(self, make: Callable[[int], Any]) -> Any:
+        if self.array is None:
+            self.array = make(self.n_bytes)
+        return self.array
+
+
+class Place(NamedTuple):
+    """Where n_bytes begin in a piece that others share."""
+
+    piece: Piece
+    at: int
+    n_bytes: int
+
+    @property
+    def share(self) -> int:
+        """Bytes of the piece that count for it: the first has what belongs to none."""
+        return self.n_bytes + (0 if self.at else self.piece.beside)
+
+    def memory(self, make: Callable[[int], Any]) -> Any:
+        """make: an array of so many bytes"""
+        return self.piece.taken(make)[self.at : self.at + self.n_bytes]
+
+
+def places(sizes: Sequence[int], beside: int = 0) -> list[Place]:
+    """Of arrays of so many bytes that lie side by side, and bytes beside them all."""
+    piece, ends = Piece(sum(sizes) + beside, beside), accumulate(sizes)
+    return [Place(piece, end - n, n) for n, end in zip(sizes, ends, strict=True)]
+
+
+def is_whole(found: Sequence[Place], beside: int) -> bool:
+    """Whether these, in their order, and so much beside them are a piece."""
+    (first, *_), ends = found, [p.at + p.n_bytes for p in found]
+    in_line = [p.at for p in found] == [0, *ends[:-1]] and len({p.piece for p in found}) == 1
+    return in_line and ends[-1] + beside == first.piece.n_bytes

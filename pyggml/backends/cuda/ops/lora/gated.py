@@ -4,10 +4,13 @@
     D_up   = [dy·silu(gate)     | its product with B of up]
     h      = silu(gate)·up, for the gradient of the A that reads it
 
+Both D may be one: [gradient of gate | gradient of up | their products].
+
 Each of gate, up and dy is read once, where three kernels would read eight matrices. The numbers lie
 as in wide.py. All matrices are BF16.
 """
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -70,7 +73,9 @@ def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
     of_gate, of_up, of_words = (sums_of_gate, 4), (sums_of_up, 4), (3 * groups, 8)
 
     @partial(kernel, most_threads=most_threads, least_blocks=least_blocks)
-    def gradients(d_gate, d_up, h, sums, more, tickets, gate, up, dy, b_gate, b_up, m, k, steps):
+    def gradients(
+        d_gate, d_up, h, sums, more, tickets, gate, up, dy, b_gate, b_up, m, k, furthers, steps
+    ):  # fmt: skip
         parts = cuda.shared.array(of_parts, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
         gates = cuda.local.array(of_gate, np.float32)
@@ -102,8 +107,8 @@ def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
         cuda.syncthreads()
         total_tiles(more, parts, ups, tiles_of_up, groups, warps, first, m)
         if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
-            add_up(d_gate, d_gate, False, sums, groups, first, m, n_gate, k, steps[0])
-            add_up(d_up, d_up, False, more, groups, first, m, n_up, k, steps[1])
+            add_up(d_gate, d_gate, False, sums, groups, first, m, n_gate, furthers[0], steps[0])
+            add_up(d_up, d_up, False, more, groups, first, m, n_up, furthers[1], steps[1])
 
     return gradients
 
@@ -112,6 +117,13 @@ def _widths(node: Tensor) -> tuple[int, int]:
     """Further columns of D_gate and of D_up."""
     b_gate, b_up = node.src[3:]
     return columns(b_gate.shape[1]), columns(b_up.shape[1])
+
+
+def sides(n: int, ranks: Sequence[int], joined: bool) -> tuple[int, int]:
+    """Numbers from row to row of D_gate and of D_up, of n columns; of a joined one both are its."""
+    each = [n + columns(rank) for rank in ranks]
+    gate, up = (sum(each), sum(each)) if joined else each
+    return width(gate), width(up)
 
 
 def _parts(node: Tensor) -> list[int]:
@@ -137,10 +149,14 @@ def _bind(site: CudaSite) -> Call:
     ]
     form = form_of(m, sum(widths))
     run = _kernel(widths[0] // TILE_COLUMNS, widths[1] // TILE_COLUMNS, form)
-    steps = tuple(width(k + n) for n in widths)
+    joined, furthers = site.node.params["joined"], (k, k)
+    *of_up, unit = (site.out[k:], *site.saved) if joined else site.saved
+    if joined:  # those of up count from where it begins
+        furthers = 2 * k, k + widths[0]
     return launch(
         run, (form.n_blocks(m), form.n_parts(m, k)), 32 * form.n_warps, site.stream, site.out,
-        *site.saved, *products, tickets_of(site, m), *site.src[:3], *factors, m, k, steps,
+        *of_up, unit, *products, tickets_of(site, m), *site.src[:3], *factors, m, k, furthers,
+        sides(k, [b.shape[1] for b in site.node.src[3:]], joined),
     )  # fmt: skip
 
 

@@ -51,10 +51,11 @@ def _of_a(site: CudaSite, accumulate: bool = False) -> Call:
 
 
 def _of_b(site: CudaSite, accumulate: bool = False) -> Call:
-    """dB = dyᵀ·u, dy the first columns of D."""
+    """dB = dyᵀ·u, dy columns of D."""
     (n, rank), (of_columns, d) = site.node.shape, site.node.src[-2:]
     (m, step), n_columns, (columns, dy) = d.shape, of_columns.shape[1], site.src[-2:]
     u = columns[site.node.params["first"] :]
+    dy = dy[site.node.params.get("column", 0) :]
     of_d, of_u = (False, step), (False, n_columns)
     sizes = (n, rank, m)
     return multiply(site.stream, sizes, dy, of_d, u, of_u, site.out, rank, accumulate)

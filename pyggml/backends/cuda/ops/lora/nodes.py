@@ -1,10 +1,11 @@
 """The card's own ops of wide matrices. M rows, K or N columns, rank r.
 
     wide_rows         X = [x | s·x·Aᵀ of each A], BF16; saved: those products alone
-    wide_gradient     D = [dy | s·dy·B], BF16
-    gated_gradients   D of gate, of swiglu(gate, up); saved: D of up, and the unit
+    wide_gradient     D = [each dy | s·dy·B of each], BF16
+    gated_gradients   D of gate, of swiglu(gate, up); saved: D of up, and the unit; joined: one D
+                      of both, and the unit alone is saved
     wide_product      y = x·Wᵀ + u·Bᵀ, of X and u's first further column
-    wide_back         dx = dy·W + v·A, of D
+    wide_back         dx = dy·W + v·A of each W and A, of D
     gradient_of_a     dA = vᵀ·x
     gradient_of_b     dB = dyᵀ·u
 
@@ -23,6 +24,7 @@ from pyggml.backends.cuda.ops.lora import gated, gradients, products, wide
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
 from pyggml.backends.cuda.ops.lora.wide import columns
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, OwnOp, own_op
+from pyggml.backends.cuda.runtime.slabs import Place
 from pyggml.errors import ShapeError
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import OPS, Memory, Op, Sample, Spec
@@ -33,6 +35,7 @@ from pyggml.quants import QUANTS
 
 Results = Iterator[np.ndarray]
 Scales = tuple[float, ...]
+Places = tuple[Place, ...]
 _NO_FORMULA = ("relu", "swiglu_oai")
 
 
@@ -86,8 +89,8 @@ def _value(formula: str, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 def _beside(x: np.ndarray, *further: np.ndarray) -> np.ndarray:
     """[x | each further product, zeros behind its columns | zeros to the end of a wide row]"""
-    both = np.concatenate([x, *map(_whole_tiles, further)], axis=1)
-    return _pad(both, wide.width(both.shape[1]))
+    every = np.concatenate([x, *map(_whole_tiles, further)], axis=1)
+    return _pad(every, wide.width(every.shape[1]))
 
 
 def _whole_tiles(x: np.ndarray) -> np.ndarray:
@@ -154,16 +157,24 @@ WIDE_ROWS = own_op(
 
 
 def _gradient_spec(*src: Tensor, scales: Scales, formula: str = "") -> Spec:
-    _expect_fit("wide_gradient", len(scales) == 1, f"scales are {scales}, wanted one")
-    *operands, b = src
-    m, n = _value_spec("wide_gradient", operands, formula)
-    return Spec((m, wide.width(n + columns(_rank_of("wide_gradient", b, n, 0)))), BF16)
+    """Several dy come before their B; a formula is one's."""
+    n_each, n = len(scales), 0
+    fits = n_each == 1 or (n_each > 0 and not formula and len(src) == 2 * n_each)
+    _expect_fit("wide_gradient", fits, f"scales are {scales} of {src}")
+    operands, factors = src[:-n_each], src[-n_each:]
+    for i, b in enumerate(factors):
+        of_it = operands if n_each == 1 else operands[i : i + 1]
+        m, k = _value_spec("wide_gradient", of_it, formula)
+        _expect_fit("wide_gradient", m == src[0].shape[0], f"{of_it} have other rows than {src[0]}")
+        n += k + columns(_rank_of("wide_gradient", b, k, 0))
+    return Spec((m, wide.width(n)), BF16)
 
 
 def _gradient(*arrays: np.ndarray, scales: Scales, formula: str = "") -> Results:
-    (scale,), *operands, b = scales, *arrays
-    dy = _value(formula, operands)
-    yield _beside(dy, dy @ b * scale)
+    n = len(scales)
+    every = arrays[:n] if n > 1 else [_value(formula, arrays[:-1])]
+    triples = zip(every, arrays[-n:], scales, strict=True)
+    yield _beside(np.concatenate(every, axis=1), *(dy @ b * scale for dy, b, scale in triples))
 
 
 def _gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -173,6 +184,14 @@ def _gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample((packed_leaf(rng, (37, 56), "BF16"), b), {"scales": (2.0,)})
     gate, up, dy = (rng.standard_normal((20, 56)) for _ in range(3))
     yield Sample((gate, up, dy, b), {"scales": (1.0,), "formula": "swiglu_back_gate"})
+    for m, sizes, ranks in ((20, (120, 48), (5, 5)), (40, (1272, 56, 64), (8, 8, 12))):
+        halves = [rng.random() < 0.5 for _ in sizes]
+        every = [
+            packed_leaf(rng, (m, n), "BF16") if half else rng.standard_normal((m, n))
+            for n, half in zip(sizes, halves, strict=True)
+        ]
+        factors = [rng.standard_normal(shape) for shape in zip(sizes, ranks, strict=True)]
+        yield Sample((*every, *factors), {"scales": (0.5, 2.0, 3.0)[: len(sizes)]})
 
 
 WIDE_GRADIENT = own_op(
@@ -180,42 +199,47 @@ WIDE_GRADIENT = own_op(
     spec=_gradient_spec,
     results=_gradient,
     samples=_gradient_samples,
-    refuses={"scales": ((), (1.0, 2.0)), "formula": _NO_FORMULA},
+    refuses={"scales": ((), (1.0,) * 9), "formula": _NO_FORMULA},
     kernel=wide.OF_GRADIENT,
 )
 
 # -- gated_gradients ------------------------------------------------------------------------------
 
 
-def _gate_sizes(src: Sequence[Tensor], scales: Scales) -> tuple[Shape, list[int]]:
-    """The shape of gate; the columns of both wide matrices."""
+def _gate_sizes(src: Sequence[Tensor], scales: Scales, joined: bool) -> tuple[Shape, Shape]:
+    """The shape of gate; numbers from row to row of both wide matrices."""
     _expect_fit("gated_gradients", len(scales) == 2, f"scales are {scales}, wanted two")
     gate, *_ = operands = src[:3]
     m, n = _value_spec("gated_gradients", operands, "swiglu_back_gate")
     for t in operands:
         expect("gated_gradients", "an operand", t, gate.shape, BF16)
     ranks = [_rank_of("gated_gradients", b, n, 0) for b in src[3:]]
-    return (m, n), [wide.width(n + columns(r)) for r in ranks]
+    return (m, n), gated.sides(n, ranks, joined)
 
 
 def _gate_spec(
-    gate: Tensor, up: Tensor, dy: Tensor, b_gate: Tensor, b_up: Tensor, scales: Scales
-) -> Spec:
-    (m, _), (of_gate, _) = _gate_sizes((gate, up, dy, b_gate, b_up), scales)
+    gate: Tensor, up: Tensor, dy: Tensor, b_gate: Tensor, b_up: Tensor, scales: Scales,
+    joined: bool,
+) -> Spec:  # fmt: skip
+    (m, _), (of_gate, _) = _gate_sizes((gate, up, dy, b_gate, b_up), scales, joined)
     return Spec((m, of_gate), BF16)
 
 
-def _gate_saved(*src: Tensor, scales: Scales) -> tuple[Spec, ...]:
-    (m, n), (_, of_up) = _gate_sizes(src, scales)
-    return Spec((m, of_up), BF16), Spec((m, n), BF16)
+def _gate_saved(*src: Tensor, scales: Scales, joined: bool) -> tuple[Spec, ...]:
+    (m, n), (_, of_up) = _gate_sizes(src, scales, joined)
+    unit = Spec((m, n), BF16)
+    return (unit,) if joined else (Spec((m, of_up), BF16), unit)
 
 
 def _gate_gradients(
-    gate: np.ndarray, up: np.ndarray, dy: np.ndarray, *b: np.ndarray, scales: Scales
+    gate: np.ndarray, up: np.ndarray, dy: np.ndarray, *b: np.ndarray, scales: Scales, joined: bool
 ) -> Results:
-    d_gate, d_up = _value("swiglu_back_gate", (gate, up, dy)), _value("swiglu", (gate, dy))
-    for d, factor, scale in zip((d_gate, d_up), b, scales, strict=True):
-        yield _beside(d, d @ factor * scale)
+    both = _value("swiglu_back_gate", (gate, up, dy)), _value("swiglu", (gate, dy))
+    if joined:
+        yield from _gradient(*both, *b, scales=scales)
+    else:
+        for d, factor, scale in zip(both, b, scales, strict=True):
+            yield from _gradient(d, factor, scales=(scale,))
     yield _value("swiglu", (gate, up))
 
 
@@ -223,7 +247,8 @@ def _gate_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for m, n, ranks in ((20, 120, (5, 8)), (37, 48, (12, 16)), (40, 1264, (16, 16))):
         operands = [packed_leaf(rng, (m, n), "BF16") for _ in range(3)]
         factors = [rng.standard_normal((n, r)) for r in ranks]
-        yield Sample((*operands, *factors), {"scales": (0.5, 3.0)})
+        for joined in (False, True):
+            yield Sample((*operands, *factors), {"scales": (0.5, 3.0), "joined": joined})
 
 
 GATED_GRADIENTS = own_op(
@@ -232,7 +257,7 @@ GATED_GRADIENTS = own_op(
     saved=_gate_saved,
     results=_gate_gradients,
     samples=_gate_samples,
-    refuses={"scales": ((), (1.0,))},
+    refuses={"scales": ((), (1.0,)), "joined": ()},
     kernel=gated.GRADIENTS,
 )
 
@@ -240,9 +265,9 @@ GATED_GRADIENTS = own_op(
 
 
 def _product_spec(
-    w: Tensor, x: Tensor, b: Tensor, first: int, columns: int, unpacked: bool
+    w: Tensor, x: Tensor, b: Tensor, first: int, columns: int, unpacked: Places
 ) -> Spec:
-    """columns: further ones of X, of all products. unpacked: whether W lasts in bfloat16"""
+    """columns: further ones of X, of all products. unpacked: where W lasts in bfloat16, if so"""
     _expect_weight("wide_product", w)
     n, k = w.shape
     _expect_wide("wide_product", x, k + columns, f"for columns {columns}")
@@ -253,7 +278,7 @@ def _product_spec(
 
 
 def _product(
-    w: np.ndarray, x: np.ndarray, b: np.ndarray, first: int, columns: int, unpacked: bool
+    w: np.ndarray, x: np.ndarray, b: np.ndarray, first: int, columns: int, unpacked: Places
 ) -> Results:
     k, rank = w.shape[1], b.shape[1]
     yield x[:, :k] @ w.T + x[:, k + first :][:, :rank] @ b.T
@@ -264,7 +289,7 @@ def _product_samples(rng: np.random.Generator) -> Iterator[Sample]:
         x = packed_leaf(rng, (20, wide.width(32 + n_columns)), "BF16")
         x.data[:, 32 + first + rank : 32 + first + columns(rank)] = 0
         w, b = packed_leaf(rng, (48, 32), kind), rng.standard_normal((48, rank))
-        yield Sample((w, x, b), {"first": first, "columns": n_columns, "unpacked": False})
+        yield Sample((w, x, b), {"first": first, "columns": n_columns, "unpacked": ()})
 
 
 WIDE_PRODUCT = own_op(
@@ -278,18 +303,28 @@ WIDE_PRODUCT = own_op(
 )
 
 
-def _back_spec(w: Tensor, d: Tensor, a: Tensor, step: int, unpacked: bool) -> Spec:
-    """step: numbers from row to row of W unpacked, as many as in a row of its product's X"""
-    _expect_weight("wide_back", w)
-    n, k = w.shape
-    _expect_wide("wide_back", d, n + columns(_rank_of("wide_back", a, k, 1)))
+def _back_spec(*src: Tensor, step: int, unpacked: Places) -> Spec:
+    """src: each W, then D, then each A. step: numbers from row to row of W unpacked, as many as in
+    a row of its product's X"""
+    _expect_fit("wide_back", len(src) % 2 == 1 and len(src) > 1, f"sources are {src}")
+    weights, d, factors = products.parted(src)
+    n, k = 0, weights[0].shape[-1]
+    for w, a in zip(weights, factors, strict=True):
+        _expect_weight("wide_back", w)
+        _expect_fit("wide_back", w.shape[1] == k, f"{w!r} has other columns than {weights[0]!r}")
+        n += w.shape[0] + columns(_rank_of("wide_back", a, k, 1))
+    _expect_wide("wide_back", d, n)
     _expect_fit("wide_back", step >= k, f"step is {step}, wanted {k} or more")
     return Spec((d.shape[0], k))
 
 
-def _back(w: np.ndarray, d: np.ndarray, a: np.ndarray, step: int, unpacked: bool) -> Results:
-    n, rank = w.shape[0], a.shape[0]
-    yield d[:, :n] @ w + d[:, n : n + rank] @ a
+def _back(*arrays: np.ndarray, step: int, unpacked: Places) -> Results:
+    weights, d, factors = products.parted(arrays)
+    n, ranks = [len(w) for w in weights], [len(a) for a in factors]
+    dx = d[:, : sum(n)] @ np.concatenate(weights)
+    for a, at in zip(factors, wide.places_beside(n, ranks)[1], strict=True):
+        dx += d[:, at : at + len(a)] @ a
+    yield dx
 
 
 def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -297,7 +332,12 @@ def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
         d = packed_leaf(rng, (20, wide.width(48 + columns(rank))), "BF16")
         d.data[:, 48 + rank :] = 0
         w, a = packed_leaf(rng, (48, 32), kind), rng.standard_normal((rank, 32))
-        yield Sample((w, d, a), {"step": 64, "unpacked": False})
+        yield Sample((w, d, a), {"step": 64, "unpacked": ()})
+    weights = [packed_leaf(rng, (n, 32), "Q8_0") for n in (48, 16)]
+    d = packed_leaf(rng, (20, wide.width(48 + 16 + 8 + 16)), "BF16")
+    d.data[:, 64 + 5 : 64 + 8] = d.data[:, 72 + 12 :] = 0
+    factors = [rng.standard_normal((rank, 32)) for rank in (5, 12)]
+    yield Sample((*weights, d, *factors), {"step": 64, "unpacked": ()})
 
 
 WIDE_BACK = own_op(
@@ -346,25 +386,26 @@ GRADIENT_OF_A = own_op(
 )
 
 
-def _of_b_spec(u: Tensor, d: Tensor, first: int, shape: Shape) -> Spec:
-    """u: the further columns of X, from `first` on; shape: of B"""
-    fits = len(shape) == 2 and min(first, *shape) >= 0
-    _expect_fit("gradient_of_b", fits, f"first is {first}, shape is {shape}")
+def _of_b_spec(u: Tensor, d: Tensor, first: int, shape: Shape, column: int = 0) -> Spec:
+    """u: the further columns of X, from `first` on; shape: of B; column: where dy begins in D"""
+    fits = len(shape) == 2 and min(first, column, *shape) >= 0
+    _expect_fit("gradient_of_b", fits, f"first is {first}, {column} in D, shape is {shape}")
     _expect_wide("gradient_of_b", u, first + shape[1], f"for first {first}")
-    _expect_wide("gradient_of_b", d, shape[0])
+    _expect_wide("gradient_of_b", d, column + shape[0])
     _expect_fit("gradient_of_b", u.shape[0] == d.shape[0], f"{u!r} and {d!r} have other rows")
     return Spec(shape)
 
 
-def _of_b(u: np.ndarray, d: np.ndarray, first: int, shape: Shape) -> Results:
+def _of_b(u: np.ndarray, d: np.ndarray, first: int, shape: Shape, column: int = 0) -> Results:
     n, rank = shape
-    yield d[:, :n].T @ u[:, first : first + rank]
+    yield d[:, column : column + n].T @ u[:, first : first + rank]
 
 
 def _of_b_samples(rng: np.random.Generator) -> Iterator[Sample]:
     u, d = packed_leaf(rng, (20, 24), "BF16"), packed_leaf(rng, (20, 64), "BF16")
     yield Sample((u, d), {"first": 0, "shape": (48, 5)})
     yield Sample((u, d), {"first": 8, "shape": (56, 8)})
+    yield Sample((u, d), {"first": 8, "shape": (24, 8), "column": 32})
 
 
 GRADIENT_OF_B = own_op(
@@ -372,7 +413,7 @@ GRADIENT_OF_B = own_op(
     spec=_of_b_spec,
     results=_of_b,
     samples=_of_b_samples,
-    refuses={"first": (-1, 99), "shape": ((1,), (99, 5), (48, 99))},
+    refuses={"first": (-1, 99), "shape": ((1,), (99, 5), (48, 99)), "column": (-1, 99)},
     kernel=gradients.OF_B,
     costly=True,
 )

@@ -1,60 +1,86 @@
 """Products of a wide matrix: W is unpacked beside the thin factors, and cuBLAS multiplies.
 
 Forward has B to the right of W, backward A below it, in rows equally far apart. So one matrix
-serves both, where W stays unpacked: a run then places the thin factors alone.
+serves both, where W stays unpacked: a run then places the thin factors alone. Matrices whose
+gradients are one product lie below each other.
 """
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pyggml.backends.cuda.gemm.cublas import multiply
-from pyggml.backends.cuda.ops.lora.wide import columns
+from pyggml.backends.cuda.ops.lora.wide import columns, places_beside
 from pyggml.backends.cuda.ops.products import adding
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite, is_of
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.weights.unpack import Thin, place_thin, unpacked_beside
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor
 
+Each = TypeVar("Each")
 
-def lasting_bytes(node: Tensor) -> int:
-    """Bytes that W takes where it stays unpacked: with the further columns of all products of its
-    x, and the further rows of its own factor."""
-    *_, w, x, factor = node.src
+
+def parted(src: Sequence[Each]) -> tuple[Sequence[Each], Each, Sequence[Each]]:
+    """The sources of a product as (each W, its wide left factor, each thin factor), but for what it
+    is added to."""
+    n = (len(src) - 1) // 2
+    return src[-2 * n - 1 : -n - 1], src[-n - 1], src[-n:]
+
+
+def lasting_bytes(node: Tensor) -> tuple[tuple[int, ...], int]:
+    """(Bytes that each W takes where it stays unpacked, with the further columns of all products of
+    its x; bytes of the further rows of their factors, which lie below all W)."""
+    weights, x, factors = parted(node.src)
     is_forward = "first" in node.params
-    rank = factor.shape[1 if is_forward else 0]
-    step = x.shape[1] if is_forward else node.params["step"]
-    return BF16.block_bytes * (w.shape[0] + columns(rank)) * int(step)
+    row = BF16.block_bytes * int(x.shape[1] if is_forward else node.params["step"])
+    ranks = (factor.shape[1 if is_forward else 0] for factor in factors)
+    return tuple(row * w.shape[0] for w in weights), row * sum(map(columns, ranks))
 
 
-def _lasting(node: Tensor) -> tuple[int, int] | None:
-    return (len(node.src) - 3, lasting_bytes(node)) if node.params["unpacked"] else None
+def _lasting(node: Tensor) -> Iterator[tuple[int, int]]:
+    for i, place in enumerate(node.params["unpacked"], _first(node)):
+        yield i, place.share
 
 
-def _right_factor(
-    site: CudaSite, n_bytes: int, step: int, thin: Any, place: Thin
-) -> tuple[Any, Call]:
-    """W in bfloat16, rows `step` apart, with a thin factor in its place; what makes both, or where
-    W lasts, the factor's place."""
-    w = site.node.src[-3]
+def _first(node: Tensor) -> int:
+    """The index of the first W."""
+    return int(is_of(node, "wide_back_add"))
+
+
+def _memory(site: CudaSite, n_bytes: int) -> tuple[Any, list[bool | None]]:
+    """(Memory of all W in bfloat16; whether each has to be unpacked now, None if in every run)."""
+    places = site.node.params["unpacked"]
+    if not places:
+        return site.scratch[:n_bytes].view(np.uint16), [None] * len(parted(site.src)[0])
+    found = [site.lasting(i, p.n_bytes, p) for i, p in enumerate(places, _first(site.node))]
+    (memory, _), *_ = found
+    if "first" not in site.node.params:  # backward all of it is read
+        memory = places[0].piece.array
+    return memory.view(np.uint16), [is_new for _, is_new in found]
+
+
+def _fill(
+    site: CudaSite, i: int, is_new: bool | None, right: Any, step: int, thin: Any, place: Thin
+) -> Call:
+    """A call that unpacks W, the i-th, to where `right` begins, in rows `step` apart, and a thin
+    factor to its place; or where W lasts, the factor alone."""
+    at = _first(site.node) + i
+    w, packed = site.node.src[at], site.src[at].view(np.uint8)
     kind = w.dtype, site.stream, w.shape[1], step - w.shape[1]
-    packed = site.src[-3].view(np.uint8)
-    lasting = _lasting(site.node)
-    if lasting is None:
-        right = site.scratch[:n_bytes].view(np.uint16)
-        return right, unpacked_beside(right, packed, *kind, thin, place)
-    memory, is_new = site.lasting(*lasting)
-    right = memory.view(np.uint16)
+    whole = unpacked_beside(right, packed, *kind, thin, place)
+    if is_new is None:
+        return whole
     if is_new:
-        unpacked_beside(right, packed, *kind, thin, place)()
-    return right, place_thin(right, thin, place, site.stream)
+        whole()
+    return place_thin(right, thin, place, site.stream)
 
 
 def _forward_bytes(node: Tensor) -> int:
-    w, x, _ = node.src
-    return 2 * w.shape[0] * x.shape[1]
+    (n_bytes,), _ = lasting_bytes(node)
+    return n_bytes
 
 
 def _forward(site: CudaSite) -> Call:
@@ -63,28 +89,35 @@ def _forward(site: CudaSite) -> Call:
     (n, k), (m, step), rank = w.shape, x.shape, b.shape[1]
     first, n_columns = site.node.params["first"], site.node.params["columns"]
     place = Thin(n, rank, k, step, n, n_columns, first)
-    right, call = _right_factor(site, _forward_bytes(site.node), step, site.src[2], place)
+    right, (is_new,) = _memory(site, _forward_bytes(site.node))
+    call = _fill(site, 0, is_new, right, step, site.src[2], place)
     sizes, form = (m, n, k + n_columns), (True, step)
-    right = right[: n * step]
     product = multiply(site.stream, sizes, site.src[1], form, right, form, site.out, n, False)
     return in_turn(call, product)
 
 
 def _back_bytes(node: Tensor) -> int:
-    w, _, a = node.src[-3:]
-    return 2 * (w.shape[0] + columns(a.shape[0])) * int(node.params["step"])
+    sizes, below = lasting_bytes(node)
+    return sum(sizes) + below
 
 
 def _back_product(site: CudaSite, accumulate: bool) -> Call:
-    """dx (+)= D·[W ; A]."""
-    w, d, a = site.node.src[-3:]
-    (n, k), (m, d_step), rank = w.shape, d.shape, a.shape[0]
-    step, left, thin = site.node.params["step"], *site.src[-2:]
-    place = Thin(rank, k, n * step, step, columns(rank), k)
-    right, call = _right_factor(site, _back_bytes(site.node), step, thin, place)
-    sizes, of_d, of_w = (m, k, n + columns(rank)), (True, d_step), (False, step)
+    """dx (+)= D·[W ; A], each W below the others, and below them each A."""
+    weights, d, factors = parted(site.node.src)
+    (m, d_step), k, step = d.shape, weights[0].shape[1], site.node.params["step"]
+    _, left, thin = parted(site.src)
+    ranks = [a.shape[0] for a in factors]
+    begins, furthers = places_beside([w.shape[0] for w in weights], ranks)
+    right, are_new = _memory(site, _back_bytes(site.node))
+    calls = []
+    for i, (rank, is_new) in enumerate(zip(ranks, are_new, strict=True)):
+        below = (furthers[i] - begins[i]) * step
+        place = Thin(rank, k, below, step, columns(rank), k)
+        calls.append(_fill(site, i, is_new, right[begins[i] * step :], step, thin[i], place))
+    sizes = m, k, furthers[-1] + columns(ranks[-1])
+    of_d, of_w = (True, d_step), (False, step)
     product = multiply(site.stream, sizes, left, of_d, right, of_w, site.out, k, accumulate)
-    return in_turn(call, product)
+    return in_turn(*calls, product)
 
 
 def _back(site: CudaSite) -> Call:

@@ -10,6 +10,7 @@ and reads the thin factors once for both. Rows begin at whole cache lines: cuBLA
 
 from collections.abc import Sequence
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +30,9 @@ from pyggml.backends.cuda.ops.lora.operands import (
 )
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.runtime.launches import in_turn, launch
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
+from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
@@ -54,6 +55,13 @@ def columns(rank: int) -> int:
 def width(n_columns: int) -> int:
     """Numbers from one wide row to the next. What lies after the columns is not written."""
     return round_up(n_columns, _CACHE_LINE)
+
+
+def places_beside(ks: Sequence[int], ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where in a wide row each of several matrices begins, and its further columns, which come
+    behind all of them: so what is large begins at whole cache lines."""
+    ends = [*accumulate([0, *ks, *map(columns, ranks)])]
+    return ends[: len(ks)], ends[len(ks) : -1]
 
 
 class Tiles(NamedTuple):
@@ -175,9 +183,9 @@ def total_tiles(products, parts, sums, n_tiles, groups, n_warps, first, m):
 
 
 @device
-def add_up(out, copy, has_copy, products, groups, first, m, n, k, step):
-    """The n columns from k on of 16 · groups rows of out, from the products of all blocks that
-    share the rows; `copy` (m, n) gets them too, if there is one."""
+def add_up(out, copy, has_copy, products, groups, first, m, n, further, step):
+    """The n columns from `further` on of 16 · groups rows of out, from the products of all blocks
+    that share the rows; `copy` (m, n) gets them too, if there is one."""
     for e in range(cuda.threadIdx.x, ROWS * groups * n // 4, cuda.blockDim.x):
         row, column = first + 4 * e // n, 4 * e % n
         if row < m:
@@ -185,7 +193,7 @@ def add_up(out, copy, has_copy, products, groups, first, m, n, k, step):
             for part in range(cuda.gridDim.y):
                 more = load_four(products, part * m * n + at)
                 a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
-            ptx.put_four_bf16(out, row * step + k + column, a, b, c, d)
+            ptx.put_four_bf16(out, row * step + further + column, a, b, c, d)
             if has_copy:
                 ptx.put_four_bf16(copy, at, a, b, c, d)
 
@@ -224,15 +232,15 @@ def n_warps(n_bytes: int) -> int:
 
 
 @cache
-def _kernel(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: bool) -> Any:
-    (groups, n_warps), (most_threads, least_blocks) = form, form.bounds
+def _widener(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: bool) -> Any:
+    groups, n_warps = form
     load, add_tiles = loader_of(formula, types), adder(in_rows, groups)
     n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS
     of_parts, of_sums = (n_warps, ROWS * groups * n), (groups * n_tiles, 4)
     of_words, all_sums = (_STEPS * groups, 8), groups * n_tiles
 
-    @partial(kernel, most_threads=most_threads, least_blocks=least_blocks)
-    def widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, out_step):
+    @device
+    def widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, further, out_step):
         parts = cuda.shared.array(of_parts, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
         sums = cuda.local.array(of_sums, np.float32)
@@ -263,14 +271,43 @@ def _kernel(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: 
                         put_held(out, row * out_step + column, words, at, half & 1)
         total_tiles(products, parts, sums, n_tiles, groups, n_warps, first, m)
         if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
-            add_up(out, copy, has_copy, products, groups, first, m, n, k, out_step)
+            add_up(out, copy, has_copy, products, groups, first, m, n, further, out_step)
 
     return widen
 
 
-def tickets_of(site: CudaSite, m: int) -> Any:
-    """For each 16 rows, what tells the last block to end: 0 between launches."""
-    return site.constant(np.zeros(-(-m // ROWS), np.uint32))
+@cache
+def _kernel(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: bool) -> Any:
+    widen, (threads, blocks) = _widener(n_tiles, form, formula, types, in_rows), form.bounds
+
+    @partial(kernel, most_threads=threads, least_blocks=blocks)
+    def widen_one(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, out_step):
+        widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, k, out_step)
+
+    return widen_one
+
+
+@cache
+def _kernel_of_each(n_tiles: int, form: BlockForm, in_bf16: bool) -> Any:
+    widen, (threads, blocks) = _widener(n_tiles, form, "", (in_bf16,), False), form.bounds
+
+    @partial(kernel, most_threads=threads, least_blocks=blocks)
+    def widen_each(out, products, tickets, xs, tiles, m, ks, begins, furthers, out_step):
+        """Several matrices, a layer of the grid for each, in their columns of out."""
+        i = cuda.blockIdx.z
+        x, to, further = xs[i], out[begins[i] :], furthers[i] - begins[i]
+        of_it = products[i * (products.size // len(xs)) :]
+        tickets_of_it = tickets[i * (tickets.size // len(xs)) :]
+        widen(
+            to, to, False, of_it, tickets_of_it, x, x, x, tiles[i], m, ks[i], further, out_step
+        )  # fmt: skip
+
+    return widen_each
+
+
+def tickets_of(site: CudaSite, m: int, n: int = 1) -> Any:
+    """For each 16 rows of n matrices, what tells the last block to end: 0 between launches."""
+    return site.constant(np.zeros(n * -(-m // ROWS), np.uint32))
 
 
 def _factors(node: Tensor) -> tuple[Tensor, ...]:
@@ -278,18 +315,20 @@ def _factors(node: Tensor) -> tuple[Tensor, ...]:
     return node.src[-len(node.params["scales"]) :]
 
 
-def _scratch(node: Tensor, n: int) -> int:
+def _scratch(m: int, k: int, n: int) -> int:
     """The products of all blocks, with n columns."""
-    m, k = node.src[0].shape
     return F32.block_bytes * form_of(m, n).n_parts(m, k) * m * n
 
 
 def _scratch_of_rows(node: Tensor, compute: Compute) -> int:
-    return _scratch(node, sum(columns(a.shape[0]) for a in _factors(node)))
+    m, k = node.src[0].shape
+    return _scratch(m, k, sum(columns(a.shape[0]) for a in _factors(node)))
 
 
 def _scratch_of_gradient(node: Tensor, compute: Compute) -> int:
-    return _scratch(node, sum(columns(b.shape[1]) for b in _factors(node)))
+    factors = _factors(node)
+    m, k = node.src[0].shape[0], max(b.shape[0] for b in factors)
+    return sum(_scratch(m, k, columns(b.shape[1])) for b in factors)
 
 
 def _bind(site: CudaSite, ranks: Sequence[int], steps: tuple[int, int], in_rows: bool) -> Call:
@@ -314,8 +353,36 @@ def _bind_rows(site: CudaSite) -> Call:
 
 
 def _bind_gradient(site: CudaSite) -> Call:
-    (b,) = _factors(site.node)
+    factors = _factors(site.node)
+    if len(factors) > 1:
+        return _bind_each(site)
+    (b,) = factors
     return _bind(site, [b.shape[1]], (1, b.shape[1]), in_rows=False)
+
+
+def _bind_each(site: CudaSite) -> Call:
+    """A launch for the matrices of a type and a rank."""
+    node, scales = site.node, site.node.params["scales"]
+    n, m = len(scales), site.node.src[0].shape[0]
+    ks, ranks = [t.shape[1] for t in node.src[:n]], [b.shape[1] for b in node.src[n:]]
+    begins, furthers = places_beside(ks, ranks)
+    alike: dict[tuple[bool, int], list[int]] = {}
+    for i, r in enumerate(ranks):
+        alike.setdefault((node.src[i].dtype is BF16, r), []).append(i)
+    calls, scratch = [], site.scratch.view(np.float32)
+    for (in_bf16, rank), some in alike.items():
+        form = form_of(m, columns(rank))
+        n_parts = form.n_parts(m, max(ks))
+        taken = len(some) * n_parts * m * columns(rank)
+        tiles = tuple(tiles_of([site.src[n + i]], [rank], [scales[i]], (1, rank)) for i in some)
+        calls.append(launch(
+            _kernel_of_each(columns(rank) // TILE_COLUMNS, form, in_bf16),
+            (form.n_blocks(m), n_parts, len(some)), 32 * form.n_warps, site.stream, site.out,
+            scratch[:taken], tickets_of(site, m, len(some)), tuple(site.src[i] for i in some),
+            tiles, m, *(tuple(of[i] for i in some) for of in (ks, begins, furthers)), node.shape[1],
+        ))  # fmt: skip
+        scratch = scratch[taken:]
+    return in_turn(*calls)
 
 
 OF_ROWS = CudaKernel(_bind_rows, scratch=_scratch_of_rows)

@@ -88,14 +88,14 @@ def unpacked_bytes(node: Tensor, compute: Compute) -> int:
 def _whole_bytes(node: Tensor, compute: Compute) -> int:
     """These bytes if a run unpacks it once for several products, else 0."""
     n_rows, chunk, _ = _sizes(node)
-    pays = (n_rows > chunk or node.params["gradient"]) and not _lasting(node)
+    pays = (n_rows > chunk or node.params["gradient"]) and not is_of(node, *_LASTING)
     n_bytes = unpacked_bytes(node, compute) if pays else 0
     return n_bytes if n_bytes <= WEIGHTS_BYTES else 0
 
 
 def _kind(node: Tensor, compute: Compute) -> DType:
     """The type of w as the products get it."""
-    return BF16 if _lasting(node) or _whole_bytes(node, compute) else node.src[1].dtype
+    return BF16 if is_of(node, *_LASTING) or _whole_bytes(node, compute) else node.src[1].dtype
 
 
 def _parts(node: Tensor, compute: Compute) -> tuple[int, int, int]:
@@ -134,10 +134,9 @@ def _matrix(site: CudaSite, at: int) -> tuple[Any, list[Call]]:
     """w as the products get it, in scratch from byte `at` on if it is unpacked in every run; and
     what unpacks it there."""
     node, packed = site.node, site.src[1]
-    lasting, n_bytes = _lasting(node), BF16.block_bytes * node.src[1].n_elements
-    kind = node.src[1].dtype, site.stream
-    if lasting is not None:
-        memory, is_new = site.lasting(*lasting)
+    n_bytes, kind = BF16.block_bytes * node.src[1].n_elements, (node.src[1].dtype, site.stream)
+    for lasting in _lasting(node):
+        memory, is_new = site.lasting(*lasting, None)
         w = memory.view(np.uint16)
         if is_new:
             unpack(w, packed.view(np.uint8), *kind)()
@@ -188,8 +187,9 @@ for _name in LOSSES:
 # -- with a matrix that stays unpacked ------------------------------------------------------------
 
 
-def _lasting(node: Tensor) -> tuple[int, int] | None:
-    return (1, BF16.block_bytes * node.src[1].n_elements) if is_of(node, *_LASTING) else None
+def _lasting(node: Tensor) -> Iterator[tuple[int, int]]:
+    if is_of(node, *_LASTING):
+        yield 1, BF16.block_bytes * node.src[1].n_elements
 
 
 def _count_and_gradient(
