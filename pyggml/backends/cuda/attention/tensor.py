@@ -35,6 +35,7 @@ from pyggml.backends.cuda.code.formulas import softcap
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch
 from pyggml.backends.cuda.weights.unpack import round_to_bfloat16, round_to_float16
@@ -219,6 +220,7 @@ def _kernel(form: _Form) -> Any:
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         first, head = longest_first(cuda.blockIdx.y, cuda.gridDim.y) * BR, cuda.blockIdx.x
         key_head, query = head // (n_heads // n_key_heads), first + 16 * warp + (lane >> 2)
+        follow()
         copy_queries(tile, 0, q, first, head, n_queries, n_heads)
         ptx.commit_copies()
         for r in range(2):
@@ -251,7 +253,7 @@ def _kernel(form: _Form) -> Any:
         ptx.await_copies()
         write(out, lse, o, top, total, query, head, n_queries, n_heads, sinks)
 
-    return forward
+    return follower(forward)
 
 
 def in_bf16(site: CudaSite, *which: int) -> tuple[list[Any], list[Call], Any]:

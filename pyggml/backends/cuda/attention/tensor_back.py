@@ -35,6 +35,7 @@ from pyggml.backends.cuda.code.fours import loader
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_row
@@ -63,6 +64,7 @@ def _records(o_in_bf16: bool, do_in_bf16: bool) -> Any:
         """
         n_queries, n_padded, n_keys, n_heads, head_size = sizes
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        follow()
         for e in range(
             cuda.blockIdx.x * _WARPS + warp, n_padded * n_heads, cuda.gridDim.x * _WARPS
         ):
@@ -83,7 +85,7 @@ def _records(o_in_bf16: bool, do_in_bf16: bool) -> Any:
                 if head == 0:
                     spans[2 * query], spans[2 * query + 1] = start, stop
 
-    return records
+    return follower(records)
 
 
 @cache
@@ -163,6 +165,7 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         top, slope = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
         warp, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x
+        follow()
         first = order[cuda.blockIdx.y] * BR
         key_head = head // (n_heads // n_key_heads)
         query = first + 16 * warp + ((cuda.threadIdx.x & 31) >> 2)
@@ -201,7 +204,7 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         ptx.await_copies()
         _write(dq, sums, query, n_queries, head, n_heads, head_size, put, 0)
 
-    return backward
+    return follower(backward)
 
 
 @kernel
@@ -321,6 +324,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
         s, dp = cuda.local.array(of_scores, np.float32), cuda.local.array(of_scores, np.float32)
         dks = cuda.local.array(of_results, np.float32)
         dvs = cuda.local.array(of_results, np.float32)
+        follow()
         key_head, group = cuda.blockIdx.x, order[cuda.blockIdx.z]
         first = group * BC
         key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
@@ -360,7 +364,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
         _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size, put_dk, part)
         _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size, put_dv, part)
 
-    return backward
+    return follower(backward)
 
 
 @cache
@@ -378,13 +382,14 @@ def _adder(dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
     @kernel
     def add_parts(dk, dv, of_dk, of_dv, n, n_parts):
         """dk, dv (n,) = Σ of their parts (n_parts, n), two numbers at a time."""
+        follow()
         for i in range(2 * cuda.grid(1), n, 2 * cuda.gridsize(1)):
             first, second = sums_of_two(of_dk, i, n, n_parts)
             put_dk(dk, i, first, second)
             first, second = sums_of_two(of_dv, i, n, n_parts)
             put_dv(dv, i, first, second)
 
-    return add_parts
+    return follower(add_parts)
 
 
 def _n_parts(node: Tensor) -> int:

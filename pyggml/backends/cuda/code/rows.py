@@ -16,6 +16,7 @@ from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, ro
 from pyggml.backends.cuda.code.formulas import EXACT, NAMES
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.launches import THREADS
 from pyggml.formulas.expression import Expression, number, rebuild, symbol
 from pyggml.formulas.formula import Formula
@@ -23,6 +24,7 @@ from pyggml.formulas.rows import SUMS, Pass
 from pyggml.formulas.text import define
 
 _NAMES = {**NAMES, "cuda": cuda, "np": np, "THREADS": THREADS, "__name__": __name__}
+_NAMES |= {"follow": follow}
 _NAMES |= {f.__name__: f for f in (block_max, block_sum, first_row, rows_apart)}
 _NAMES |= {name: getattr(fours, name) for name in ("load_four", "load_four_bf16", "store_four")}
 _NAMES |= {"put_four_bf16": fours.put_four_bf16}
@@ -108,6 +110,7 @@ def row_kernel(row: Row) -> Any:
         *("    wide_parts = cuda.shared.array(THREADS, np.float64)" for _ in range(is_wide)),
         *(f"    {s}_held = cuda.local.array({4 * row.fours}, np.float32)" for s in held),
         *(f"    {line}" for line in _no_totals(row)),
+        "    follow()",
         "    n = f4(size)",
         f"    n_rows = _{row.arrays_of(of.along[0])[0]}.size // size",
         "    for row in range(first_row(), n_rows, rows_apart()):",
@@ -115,7 +118,7 @@ def row_kernel(row: Row) -> Any:
         *(f"        {line}" for line in body),
         *(f"    {line}" for line in _stores_of_totals(row)),
     ]
-    return kernel(define("\n".join(text), f"{of.name}_rows", _NAMES))
+    return follower(kernel(define("\n".join(text), f"{of.name}_rows", _NAMES)))
 
 
 def _lines(row: Row, step: Pass, held: Sequence[str]) -> Iterator[str]:

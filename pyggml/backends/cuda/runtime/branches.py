@@ -15,7 +15,7 @@ from typing import Any
 from pyggml.backends.cuda.runtime.driver import address
 from pyggml.backends.cuda.runtime.early import read_early
 from pyggml.backends.cuda.runtime.kernel import BoundCall, CudaSite
-from pyggml.backends.cuda.runtime.launches import arrays, launches, steps
+from pyggml.backends.cuda.runtime.launches import arrays, steps
 from pyggml.backends.cuda.runtime.waits import Range, StepAccess, Waits, waits
 from pyggml.graph.call import Call
 
@@ -40,8 +40,8 @@ def _accesses(calls: Iterable[BoundCall]) -> Iterator[StepAccess]:
 def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
     """For each step: whether it may begin before the steps that it waits for have ended (early.py).
 
-    They must be launches. What it reads early must be written by none before it but such as have
-    ended when one of these is released: those that this one waits for itself.
+    What it reads early must be written by none before it but such as have ended when one of these
+    is released: those that this one waits for itself.
     """
     may_begin, writers = list[bool](), list[tuple[Range, int]]()
     ended = list[int]()  # of each step, bits of all steps that have ended when it is released
@@ -52,7 +52,6 @@ def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
             known |= ended[j]
         may_begin.append(
             early is not None
-            and all(any(launches(every[j])) for j in before[i])
             and all(known >> j & 1 or not r.meets(w) for r in ranges(early) for w, j in writers)
         )
         writers += ((w, i) for w in access.writes)

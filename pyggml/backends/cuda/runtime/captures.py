@@ -114,7 +114,8 @@ def _next(stream: Any) -> list[Any]:
 
 
 def _set_next(stream: Any, nodes: Sequence[Any], is_early: bool) -> None:
-    """Let the next node that is captured wait for these, or begin early and wait by itself."""
+    """Let the next node that is captured wait for these, or if all are kernels, begin early and
+    wait by itself."""
     from cuda.bindings import driver as bindings
 
     nodes = list({int(node): node for node in nodes}.values())
@@ -122,7 +123,8 @@ def _set_next(stream: Any, nodes: Sequence[Any], is_early: bool) -> None:
     name = "cuStreamUpdateCaptureDependencies"
     has_two = hasattr(bindings, f"{name}_v2")
     of_edges: tuple[Any, ...] = () if has_two else (None,)
-    if is_early and nodes:
+    kernel = bindings.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+    if is_early and nodes and all(driver.cuGraphNodeGetType(node) == kernel for node in nodes):
         edge = bindings.CUgraphEdgeData()
         edge.from_port = edge.type = _PROGRAMMATIC  # when all blocks have released others
         name, of_edges = f"{name}_v2" if has_two else name, ([edge] * len(nodes),)

@@ -25,7 +25,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pyggml.backends.cuda.code.jit import ALWAYS_SHARED, kernel, most_shared
+from pyggml.backends.cuda.code.jit import ALWAYS_SHARED, device, kernel, most_shared
 from pyggml.backends.cuda.code.ptx import plain
 from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda, versions
 from pyggml.backends.cuda.runtime.launches import launches
@@ -49,6 +49,23 @@ def begins_early(run: Any, reads: Reads) -> Any:
     """
     _EARLY[run] = reads
     return run
+
+
+@device
+def follow():
+    """Await others and release others at once: what a kernel begins with that reads nothing before,
+    so that its blocks are placed while the last ones before it end."""
+    await_others()
+    release_others()
+
+
+def follower(run: Any) -> Any:
+    """The kernel, noted as one that begins with `follow`."""
+    return begins_early(run, _nothing)
+
+
+def _nothing(_arguments: tuple[Any, ...]) -> Iterable[Any]:
+    return ()
 
 
 @cache

@@ -38,6 +38,7 @@ from pyggml.backends.cuda.ops.lora.wide import (
     width,
 )
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
@@ -86,6 +87,7 @@ def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
         first = np.int64(cuda.blockIdx.x) * (ROWS * groups)
         clear_tiles(gates, sums_of_gate)
         clear_tiles(ups, sums_of_up)
+        follow()
         begin, apart = cuda.blockIdx.y * warps + warp, cuda.gridDim.y * warps
         for start in range(COLUMNS * begin, k, COLUMNS * apart):
             column = min(start + mine, k - 8)
@@ -110,7 +112,7 @@ def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
             add_up(d_gate, d_gate, False, sums, groups, first, m, n_gate, furthers[0], steps[0])
             add_up(d_up, d_up, False, more, groups, first, m, n_up, furthers[1], steps[1])
 
-    return gradients
+    return follower(gradients)
 
 
 def _widths(node: Tensor) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from pyggml.backends.cuda.ops.lora.operands import (
     types_of,
 )
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch
 from pyggml.graph.call import Call
@@ -249,6 +250,7 @@ def _widener(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows:
         group, mine = lane >> 2, 8 * (lane & 3)
         first = np.int64(cuda.blockIdx.x) * (ROWS * groups)
         clear_tiles(sums, all_sums)
+        follow()
         begin, apart = cuda.blockIdx.y * n_warps + warp, cuda.gridDim.y * n_warps
         for start in range(together * begin, k, together * apart):
             for step in range(_STEPS):  # without branches, so that all loads come first
@@ -284,7 +286,7 @@ def _kernel(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: 
     def widen_one(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, out_step):
         widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, k, out_step)
 
-    return widen_one
+    return follower(widen_one)
 
 
 @cache
@@ -302,7 +304,7 @@ def _kernel_of_each(n_tiles: int, form: BlockForm, in_bf16: bool) -> Any:
             to, to, False, of_it, tickets_of_it, x, x, x, tiles[i], m, ks[i], further, out_step
         )  # fmt: skip
 
-    return widen_each
+    return follower(widen_each)
 
 
 def tickets_of(site: CudaSite, m: int, n: int = 1) -> Any:

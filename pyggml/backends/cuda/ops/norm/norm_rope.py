@@ -22,6 +22,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL, LANES, warp_sum
 from pyggml.backends.cuda.ops.norm.norm_mul import bind_sums, bytes_of_sums
 from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_rows
@@ -92,6 +93,7 @@ def _norm_turn(x_in_bf16: bool, out_in_bf16: bool, together: int) -> Any:
     @kernel
     def norm_turn(out, x, w, table, n_heads, n_tokens, eps):
         heads = cuda.local.array(of_heads, np.float32)
+        follow()
         weight = load_four(w, 4 * cuda.threadIdx.x)
         for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
             first = group * together * HEAD + 4 * cuda.threadIdx.x
@@ -102,7 +104,7 @@ def _norm_turn(x_in_bf16: bool, out_in_bf16: bool, together: int) -> Any:
                 v = normed_and_turned(_four(heads, i), weight, cos, sin, eps)
                 store(out, first + i * HEAD, v[0], v[1], v[2], v[3])
 
-    return norm_turn
+    return follower(norm_turn)
 
 
 @device
@@ -130,6 +132,7 @@ def _turn_norm_back(
         heads = cuda.local.array(of_heads, np.float32)
         slopes = cuda.local.array(of_heads, np.float32)
         parts = cuda.shared.array(of_parts, np.float32)
+        follow()
         weight, mine = load_four(w, 4 * cuda.threadIdx.x), (ZERO, ZERO, ZERO, ZERO)
         for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
             first = group * together * HEAD + 4 * cuda.threadIdx.x
@@ -154,7 +157,7 @@ def _turn_norm_back(
                         total += parts[warp, j]
                     sums[cuda.blockIdx.x * HEAD + j] = total
 
-    return turn_norm_back
+    return follower(turn_norm_back)
 
 
 def _are_whole(norm: Tensor, rope: Tensor, *others: Tensor) -> bool:
