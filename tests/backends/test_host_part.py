@@ -112,9 +112,23 @@ def test_the_host_waits_awake_and_then_asleep(monkeypatch, comes, sleeps):
     monkeypatch.setattr(events, "perf_counter", lambda: next(clock))
     event = events.Event()
     event.record(SimpleNamespace(handle=7))
-    event.wait()
+    assert event.wait() > 0
     assert (notes.called[-1] == "cuEventSynchronize") is sleeps
     assert notes.called.count("cuEventQuery") == (5 if sleeps else 3), "for 2 ms"
+
+
+@pytest.mark.parametrize("comes, before, slept", [
+    (3, 0.01, [0.0088]), (2, 0.01, [0.0088]), (1, 0.01, []), (3, 0.003, []), (3, 20.0, []),
+])  # fmt: skip
+def test_the_host_sleeps_through_a_wait_that_was_long_before(monkeypatch, comes, before, slept):
+    Notes(monkeypatch, comes)
+    naps = []
+    monkeypatch.setattr(events, "sleep", naps.append)
+    event = events.Event()
+    event.record(SimpleNamespace(handle=7))
+    took = event.wait(before)
+    assert naps == pytest.approx(slept)
+    assert (took == 0) is (comes == 2), "it was done before the host was awake again"
 
 
 @pytest.mark.parametrize("code, wanted", [(0, True), (600, False)])

@@ -18,6 +18,7 @@ class DryCard(CudaBackend):
         self.name, self.index, self.compute = "dry", 0, compute
         self._kernels, self.stream, self._spans = kernels(), 0, WeakKeyDictionary()
         self._lasting, self.unpacked = WeakKeyDictionary(), WeakKeyDictionary()
+        self._waited = WeakKeyDictionary()
         self.streamed = WeakSet()
         self._faults = Faults(np.zeros(1, np.int32))
 

@@ -63,6 +63,7 @@ class CudaBackend(Backend):
         self._spans: WeakKeyDictionary[Tensor, tuple[BufferPlace, Bytes]] = WeakKeyDictionary()
         self._lasting: WeakKeyDictionary[Tensor, Any] = WeakKeyDictionary()
         self.unpacked: WeakKeyDictionary[Tensor, Place] = WeakKeyDictionary()
+        self._waited: WeakKeyDictionary[Tensor, tuple[float, float]] = WeakKeyDictionary()
         self.streamed: WeakSet[Tensor] = WeakSet()
         self._unprepared: list[Call] = []
         with self._working():
@@ -123,11 +124,12 @@ class CudaBackend(Backend):
         """As Backend.begin_read. The function raises PyggmlError as `read` does."""
         with self._working():
             copy, arrived = self._transfers.to_host(self._bytes(tensor))
-        return partial(self._wait_for, host_view(tensor, copy), arrived)
+        return partial(self._wait_for, host_view(tensor, copy), arrived, tensor)
 
-    def _wait_for(self, array: np.ndarray, arrived: Event) -> np.ndarray:
+    def _wait_for(self, array: np.ndarray, arrived: Event, tensor: Tensor) -> np.ndarray:
         with self._working():
-            arrived.wait()
+            last = self._waited.get(tensor, (0.0, 0.0))
+            self._waited[tensor] = last[1], arrived.wait(min(last))
         if fault := int(self._fault[0]):
             self._fault[0] = 0
             raise PyggmlError(self._faults.sentence(fault))

@@ -158,7 +158,8 @@ class SimulatedEvent:
 
     def hold(self, _stream: Any) -> None: ...
 
-    def wait(self) -> None: ...
+    def wait(self, _before: float = 0.0) -> float:
+        return 0.0
 
 
 def address(array: Any) -> int:
