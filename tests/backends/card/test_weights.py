@@ -6,7 +6,15 @@ from packed_blocks import scaled_blocks
 
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.unpack import Thin, unpack, unpacked_beside
+from pyggml.backends.cuda.runtime.toolkit import SIMULATED
+from pyggml.backends.cuda.weights.unpack import (
+    Thin,
+    is_placing,
+    place_thin,
+    placed_at_once,
+    unpack,
+    unpacked_beside,
+)
 from pyggml.graph import Graph
 from pyggml.quants import QUANTS, dequantize
 from pyggml.runtime import Devices, results
@@ -72,3 +80,25 @@ def test_scales_change_and_have_slopes_as_on_the_host(name, card):
     np.testing.assert_array_equal(changed, bytes_)
     for mine, theirs in zip(slopes, wanted, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.skipif(SIMULATED, reason="an array of the simulator ends where it ends")
+def test_thin_matrices_are_placed_at_once_as_one_by_one():
+    """Each in an array of its own, from an array of its own, in any order of addresses."""
+    rng, stream = np.random.default_rng(2), cuda.default_stream()
+    kinds = [(32, 5, 40, 32, 24, 8), (8, 64, 0, 8, 64, 0), (3, 64, 128, 8, 64, 0)]
+    thin = [cuda.to_device(rng.standard_normal(k[0] * k[1], np.float32)) for k in kinds]
+    found = []
+    for at_once in (False, True):
+        outs = [cuda.to_device(np.full(5000, 7, np.uint16)) for _ in kinds]
+        calls = [
+            place_thin(out, source, Thin(rows, row, at, 128, *place), stream)
+            for out, source, (rows, row, at, *place) in zip(outs, thin, kinds, strict=True)
+        ]
+        assert all(map(is_placing, calls))
+        for call in [placed_at_once(calls, stream)] if at_once else calls:
+            call()
+        found.append([out.copy_to_host() for out in outs])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert {7} < {*one}

@@ -67,7 +67,7 @@ def _unpack(candidates: Iterable[_Candidate], card: CudaBackend, left: int) -> N
     for c in sorted(candidates, key=lambda c: len(c.weights)):
         of |= dict.fromkeys(c.weights, c)
     for c in dict.fromkeys(of.values()):
-        n_bytes = sum(c.sizes) + c.beside
+        n_bytes = card.allocation(sum(c.sizes) + c.beside)
         if n_bytes <= left and not any(w in card.unpacked for w in c.weights):
             card.unpacked.update(zip(c.weights, places(c.sizes, c.beside), strict=True))
             left -= n_bytes

@@ -13,11 +13,15 @@ from pyggml.backends.cuda.runtime.driver import (
 )
 from pyggml.backends.cuda.runtime.failures import is_failure, ran_out
 from pyggml.backends.cuda.runtime.simulator import small
+from pyggml.backends.cuda.runtime.waits import Waits
+from pyggml.graph.call import Call
 
 _CAPTURED = small(2, 0)  # the call that is captured; the simulator captures none
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 _PROGRAMMATIC = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+
+_Joint = tuple[Sequence[Call], Call] | None
 
 
 class Capture:
@@ -32,6 +36,7 @@ class Capture:
     beside all others. Without `waits` each call waits for the one before.
     early: tells, of these, which calls may begin before those have ended (early.py); where the
     driver refuses, none does.
+    joined: tells, of calls that wait for none, which are captured as one instead, and that one.
     """
 
     def __init__(
@@ -41,8 +46,10 @@ class Capture:
         waits: Callable[[], Sequence[tuple[int, ...]]] | None = None,
         early: Callable[[Sequence[tuple[int, ...]]], Sequence[bool]] | None = None,
         prepare: Callable[[], None] | None = None,
+        joined: Callable[[Sequence[Call]], tuple[Sequence[Call], Call] | None] | None = None,
     ) -> None:
         self.calls, self.waits, self.early = tuple(calls), waits, early
+        self._joined = joined
         self._stream, self._prepare = stream, prepare
         self._times, self._graph = 0, None
 
@@ -64,15 +71,23 @@ class Capture:
         for call in self.calls:
             call()
 
-    def _launch_to_capture(self) -> None:
+    def _launch_to_capture(self, waits: Waits, early: Sequence[bool], joint: _Joint) -> None:
         """Each call's nodes get edges from the last nodes of those that it waits for."""
         if self.waits is None:
             self._launch()
             return
+        some, one = joint or ((), None)
+        of_joint: list[Any] = []
+        if one is not None:
+            _set_next(self._stream, [], is_early=False)
+            one()
+            of_joint = _next(self._stream)
         last: list[list[Any]] = []  # of each call
-        waits = self.waits()
-        early = self.early(waits) if self.early else [False] * len(waits)
+        within = {*map(id, some)}
         for call, before, is_early in zip(self.calls, waits, early, strict=True):
+            if id(call) in within:
+                last.append(of_joint)
+                continue
             _set_next(self._stream, [node for i in before for node in last[i]], is_early)
             call()
             last.append(_next(self._stream))
@@ -85,10 +100,14 @@ class Capture:
         from cuda.bindings.driver import CUstreamCaptureMode
 
         free_what_is_gone()
+        waits = self.waits() if self.waits else [()] * len(self.calls)
+        early = self.early(waits) if self.early else [False] * len(waits)
+        free = [c for c, before in zip(self.calls, waits, strict=True) if not before]
+        joint = self._joined(free) if self.waits and self._joined else None
         stream = self._stream.handle
         driver.cuStreamBeginCapture(stream, CUstreamCaptureMode(_RELAXED))
         try:
-            self._launch_to_capture()
+            self._launch_to_capture(waits, early, joint)
             graph = driver.cuStreamEndCapture(stream)
         except BaseException as error:  # Ctrl-C, too
             with suppress(CudaAPIError):  # so that the stream takes launches again

@@ -32,6 +32,7 @@ from pyggml.backends.cuda.runtime.loading import copy_rate, load, lock_file
 from pyggml.backends.cuda.runtime.slabs import Place, Slabs, taken
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Crossing, End, Transfers, is_locked
+from pyggml.backends.cuda.weights.unpack import is_placing, placed_at_once
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.kit.places import BufferPlace, host_view, span
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError
@@ -269,7 +270,18 @@ class CudaBackend(Backend):
         if not steps:
             return []
         self._unprepared += steps
-        return [Call(self._run, Capture(steps, self.stream, waits, early, self._prepare))]
+        if (joint := self._placed_at_once(steps)) is not None:
+            self._unprepared.append(joint[1])
+        capture = Capture(steps, self.stream, waits, early, self._prepare, self._placed_at_once)
+        return [Call(self._run, capture)]
+
+    def _placed_at_once(self, steps: Sequence[Call]) -> tuple[Sequence[Call], Call] | None:
+        """Those of the steps that place thin factors, if they are several, and one for all."""
+        some = [step for step in steps if is_placing(step)]
+        if len(some) < 2:
+            return None
+        with self._working():
+            return some, placed_at_once(some, self.stream)
 
     def _prepare(self) -> None:
         """Compile the kernels of all programs that were bound since the last that began to run: a

@@ -44,11 +44,10 @@ def taken(n_bytes: int) -> int:
 
 
 class Piece:
-    """An array that is taken when the first of those who share it asks. `beside`: bytes at its end
-    that belong to none of them."""
+    """An array that is taken when the first of those who share it asks."""
 
-    def __init__(self, n_bytes: int, beside: int) -> None:
-        self.n_bytes, self.beside, self.array = n_bytes, beside, None
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes, self.array = n_bytes, None
 
     def taken(self, make: Callable[[int], Any]) -> Any:
         if self.array is None:
@@ -65,8 +64,8 @@ class Place(NamedTuple):
 
     @property
     def share(self) -> int:
-        """Bytes of the piece that count for it: the first has what belongs to none."""
-        return self.n_bytes + (0 if self.at else self.piece.beside)
+        """Bytes that count for it: those of the piece for the first."""
+        return 0 if self.at else self.piece.n_bytes
 
     def memory(self, make: Callable[[int], Any]) -> Any:
         """make: an array of so many bytes"""
@@ -75,7 +74,7 @@ class Place(NamedTuple):
 
 def places(sizes: Sequence[int], beside: int = 0) -> list[Place]:
     """Of arrays of so many bytes that lie side by side, and bytes beside them all."""
-    piece, ends = Piece(sum(sizes) + beside, beside), accumulate(sizes)
+    piece, ends = Piece(sum(sizes) + beside), accumulate(sizes)
     return [Place(piece, end - n, n) for n, end in zip(sizes, ends, strict=True)]
 
 

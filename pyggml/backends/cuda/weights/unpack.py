@@ -4,6 +4,7 @@ Results may lie in wider rows: row r of n numbers begins at r · (n + gap). A sm
 rounded into the gaps, or below, by the same launch.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ import numpy as np
 from pyggml.backends.cuda.code.fours import load_four, put_four_bf16, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_eight, put_eight_bf16
-from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.driver import address, cuda
+from pyggml.backends.cuda.runtime.launches import THREADS, launch, launches, per_element
 from pyggml.backends.cuda.weights.readers import eights_of, weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
@@ -93,21 +94,23 @@ class Thin(NamedTuple):
 
 
 @device
-def _number_of(thin, i, j, rows, row):
-    return thin[i * row + j] if i < rows and j >= 0 and j < row else np.float32(0)
+def _number_of(thin, source, i, j, p):
+    is_there = i < p.rows and j >= 0 and j < p.row
+    return thin[np.uint64(source + i * p.row + j)] if is_there else np.float32(0)
 
 
 @device
-def _place_eight(out, thin, e, p):
-    """Eight neighbours of the place of a thin matrix, in bfloat16."""
+def _place_eight(out, thin, source, e, p):
+    """Eight neighbours of the place of a thin matrix, which begins at number `source`, in
+    bfloat16."""
     i, column = e // (p.n_columns // 8), e % (p.n_columns // 8) * 8
     j = column - p.first
     put_eight_bf16(
         out, p.at + i * p.step + column,
-        _number_of(thin, i, j, p.rows, p.row), _number_of(thin, i, j + 1, p.rows, p.row),
-        _number_of(thin, i, j + 2, p.rows, p.row), _number_of(thin, i, j + 3, p.rows, p.row),
-        _number_of(thin, i, j + 4, p.rows, p.row), _number_of(thin, i, j + 5, p.rows, p.row),
-        _number_of(thin, i, j + 6, p.rows, p.row), _number_of(thin, i, j + 7, p.rows, p.row),
+        _number_of(thin, source, i, j, p), _number_of(thin, source, i, j + 1, p),
+        _number_of(thin, source, i, j + 2, p), _number_of(thin, source, i, j + 3, p),
+        _number_of(thin, source, i, j + 4, p), _number_of(thin, source, i, j + 5, p),
+        _number_of(thin, source, i, j + 6, p), _number_of(thin, source, i, j + 7, p),
     )  # fmt: skip
 
 
@@ -120,7 +123,7 @@ def _kernel_beside(step: Any) -> Any:
             if i < n:
                 step(out, raw, i, row, gap)
             else:
-                _place_eight(out, thin, i - n, place)
+                _place_eight(out, thin, 0, i - n, place)
 
     return unpack_beside
 
@@ -153,7 +156,39 @@ def unpacked_beside(
 def _place(out, thin, place):
     n_eights = place.n_rows * (place.n_columns // 8)
     for i in range(cuda.grid(1), n_eights, cuda.gridsize(1)):
-        _place_eight(out, thin, i, place)
+        _place_eight(out, thin, 0, i, place)
+
+
+@kernel
+def _place_all(out, thin, table):
+    """Thin matrices, a row of blocks for each. table: of each, where it begins, counted from where
+    `thin` does, and its place, counted from where `out` does."""
+    t = table[cuda.blockIdx.y]
+    place = Thin(t[1], t[2], t[3], t[4], t[5], t[6], t[7])
+    n_eights = place.n_rows * (place.n_columns // 8)
+    for i in range(cuda.grid(1), n_eights, cuda.gridsize(1)):
+        _place_eight(out, thin, t[0], i, place)
+
+
+def is_placing(call: Call) -> bool:
+    """Whether a call is one of `place_thin`."""
+    return any(run is _place for run, _ in launches(call))
+
+
+def placed_at_once(calls: Sequence[Call], stream: Any) -> Call:
+    """One launch that does what these of `place_thin` do."""
+    each = [arguments for call in calls for _, arguments in launches(call)]
+    out, thin = (min((a[i] for a in each), key=address) for i in range(2))
+    table = np.array(
+        [
+            ((address(source) - address(thin)) // thin.dtype.itemsize,
+             *p._replace(at=(address(around) - address(out)) // out.dtype.itemsize))
+            for around, source, p in each
+        ]
+    )  # fmt: skip
+    most = max(p.n_rows * (p.n_columns // 8) for *_, p in each)
+    grid = max(1, -(-most // (4 * THREADS))), len(each)
+    return launch(_place_all, grid, THREADS, stream, out, thin, cuda.to_device(table))
 
 
 def place_thin(out: Any, thin: Any, place: Thin, stream: Any) -> Call:
