@@ -207,8 +207,9 @@ def stepping(
         def step() -> float:
             began = perf_counter()
             gradient.begin()
-            passes.train(batch)
-            optimiser.clip()
+            loss = passes.begin(batch, alone=False)
+            length = optimiser.begin_clip()  # before the loss is waited for, as trainers do
+            loss(), length()
             optimiser.step(1e-4, next(numbers))
             return perf_counter() - began
 
