@@ -148,8 +148,7 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
     put = ptx.put_two(dq_in_bf16)
     copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(KEYS, head_size)
     left, two_by_row, across_rows = readers(head_size)[0], *_products(head_size)
-    half = BR * head_size * 2  # also k and v of KEYS keys
-    at_values, n_bytes = half // 2, 2 * half
+    at_values, half, n_bytes = (n * BR * head_size for n in (1, 2, 4))  # also k and v of KEYS keys
     of_results, of_scores, of_query = (head_size // 8, 4), (KEYS // 8, 4), (head_size // 16, 4)
 
     @kernel

@@ -17,7 +17,7 @@ from pyggml.alloc import plan
 from pyggml.backends.cuda.ops.lora.products import lasting_bytes, parted
 from pyggml.backends.cuda.ops.loss.head import LOSSES, unpacked_bytes, with_lasting_matrix
 from pyggml.backends.cuda.runtime.kernel import again, is_of
-from pyggml.backends.cuda.runtime.slabs import Place, is_whole, places
+from pyggml.backends.cuda.runtime.slabs import MemoryPlace, is_whole, places
 from pyggml.graph import Graph
 from pyggml.graph.arrays import is_constant
 from pyggml.graph.dtypes import BF16
@@ -55,9 +55,9 @@ def with_unpacked_weights(graph: Graph, card: CudaBackend) -> Graph:
         _unpack(candidates.values(), card, room(graph, card) or 0)
     lasting: dict[Tensor, Tensor] = {}
     for t, c in candidates.items():
-        if (found := _places(c, card)) is not None:
+        if (where := _places(c, card)) is not None:
             is_loss = is_of(t, *LOSSES)
-            lasting[t] = with_lasting_matrix(t) if is_loss else again(t, *t.src, unpacked=found)
+            lasting[t] = with_lasting_matrix(t) if is_loss else again(t, *t.src, unpacked=where)
     return rewrite(graph, lasting)
 
 
@@ -73,12 +73,12 @@ def _unpack(candidates: Iterable[_Candidate], card: CudaBackend, left: int) -> N
             left -= n_bytes
 
 
-def _places(c: _Candidate, card: CudaBackend) -> tuple[Place, ...] | None:
+def _places(c: _Candidate, card: CudaBackend) -> tuple[MemoryPlace, ...] | None:
     """Where its weights stay unpacked, if they do so as it needs them."""
-    found = tuple(card.unpacked[w] for w in c.weights if w in card.unpacked)
-    if tuple(p.n_bytes for p in found) != c.sizes:
+    where = tuple(card.unpacked[w] for w in c.weights if w in card.unpacked)
+    if tuple(p.n_bytes for p in where) != c.sizes:
         return None
-    return found if not c.reads_all or is_whole(found, c.beside) else None
+    return where if not c.reads_all or is_whole(where, c.beside) else None
 
 
 def _candidate(t: Tensor, card: CudaBackend) -> _Candidate | None:

@@ -29,7 +29,7 @@ from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, 
 from pyggml.backends.cuda.runtime.launches import of_library
 from pyggml.backends.cuda.runtime.links import NcclLinks
 from pyggml.backends.cuda.runtime.loading import copy_rate, load, lock_file
-from pyggml.backends.cuda.runtime.slabs import Place, Slabs, taken
+from pyggml.backends.cuda.runtime.slabs import MemoryPlace, Slabs, taken
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Crossing, End, Transfers, is_locked
 from pyggml.backends.cuda.weights.unpack import is_placing, placed_at_once
@@ -63,7 +63,7 @@ class CudaBackend(Backend):
         self._kernels = kernels()
         self._spans: WeakKeyDictionary[Tensor, tuple[BufferPlace, Bytes]] = WeakKeyDictionary()
         self._lasting: WeakKeyDictionary[Tensor, Any] = WeakKeyDictionary()
-        self.unpacked: WeakKeyDictionary[Tensor, Place] = WeakKeyDictionary()
+        self.unpacked: WeakKeyDictionary[Tensor, MemoryPlace] = WeakKeyDictionary()
         self._waited: WeakKeyDictionary[Tensor, tuple[float, float]] = WeakKeyDictionary()
         self.streamed: WeakSet[Tensor] = WeakSet()
         self._unprepared: list[Call] = []
@@ -310,7 +310,7 @@ class CudaBackend(Backend):
             return cuda.to_device(values, stream=self.stream)
 
     def _lasting_memory(
-        self, node: Tensor, i: int, n_bytes: int, place: Place | None = None
+        self, node: Tensor, i: int, n_bytes: int, place: MemoryPlace | None = None
     ) -> tuple[Any, bool]:
         """(Memory that lasts as long as this card's copy of the leaf that a node reads as source i,
         whether it is new), at its place if it has one. All nodes that read the leaf get the

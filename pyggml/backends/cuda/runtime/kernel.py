@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pyggml.backends.cuda.runtime.slabs import Place
+from pyggml.backends.cuda.runtime.slabs import MemoryPlace
 from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.graph.call import Call
@@ -38,7 +38,7 @@ class CudaSite(kernels.NodeSite[Any]):
     constant: Callable[[np.ndarray], Any]  # a small array of the host's, copied to the card
     # (index of a source that is a leaf, bytes, their place or None) -> (memory that lasts as long
     # as the leaf's own, whether it is new)
-    lasting: Callable[[int, int, Place | None], tuple[Any, bool]]
+    lasting: Callable[[int, int, MemoryPlace | None], tuple[Any, bool]]
 
 
 class BoundCall(Call):

@@ -43,7 +43,7 @@ def taken(n_bytes: int) -> int:
     return round_up(n_bytes, PAGE if n_bytes > _LARGEST else _ALIGNMENT)
 
 
-class Piece:
+class CommonMemory:
     """An array that is taken when the first of those who share it asks."""
 
     def __init__(self, n_bytes: int) -> None:
@@ -55,10 +55,10 @@ class Piece:
         return self.array
 
 
-class Place(NamedTuple):
+class MemoryPlace(NamedTuple):
     """Where n_bytes begin in a piece that others share."""
 
-    piece: Piece
+    piece: CommonMemory
     at: int
     n_bytes: int
 
@@ -72,14 +72,14 @@ class Place(NamedTuple):
         return self.piece.taken(make)[self.at : self.at + self.n_bytes]
 
 
-def places(sizes: Sequence[int], beside: int = 0) -> list[Place]:
+def places(sizes: Sequence[int], beside: int = 0) -> list[MemoryPlace]:
     """Of arrays of so many bytes that lie side by side, and bytes beside them all."""
-    piece, ends = Piece(sum(sizes) + beside), accumulate(sizes)
-    return [Place(piece, end - n, n) for n, end in zip(sizes, ends, strict=True)]
+    piece, ends = CommonMemory(sum(sizes) + beside), accumulate(sizes)
+    return [MemoryPlace(piece, end - n, n) for n, end in zip(sizes, ends, strict=True)]
 
 
-def is_whole(found: Sequence[Place], beside: int) -> bool:
+def is_whole(parts: Sequence[MemoryPlace], beside: int) -> bool:
     """Whether these, in their order, and so much beside them are a piece."""
-    (first, *_), ends = found, [p.at + p.n_bytes for p in found]
-    in_line = [p.at for p in found] == [0, *ends[:-1]] and len({p.piece for p in found}) == 1
+    (first, *_), ends = parts, [p.at + p.n_bytes for p in parts]
+    in_line = [p.at for p in parts] == [0, *ends[:-1]] and len({p.piece for p in parts}) == 1
     return in_line and ends[-1] + beside == first.piece.n_bytes

@@ -24,7 +24,7 @@ from pyggml.backends.cuda.ops.lora import gated, gradients, products, wide
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
 from pyggml.backends.cuda.ops.lora.wide import columns
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, OwnOp, own_op
-from pyggml.backends.cuda.runtime.slabs import Place
+from pyggml.backends.cuda.runtime.slabs import MemoryPlace
 from pyggml.errors import ShapeError
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import OPS, Memory, Op, Sample, Spec
@@ -35,7 +35,7 @@ from pyggml.quants import QUANTS
 
 Results = Iterator[np.ndarray]
 Scales = tuple[float, ...]
-Places = tuple[Place, ...]
+Places = tuple[MemoryPlace, ...]
 _NO_FORMULA = ("relu", "swiglu_oai")
 
 

@@ -55,11 +55,11 @@ def _memory(site: CudaSite, n_bytes: int) -> tuple[Any, list[bool | None]]:
     places = site.node.params["unpacked"]
     if not places:
         return site.scratch[:n_bytes].view(np.uint16), [None] * len(parted(site.src)[0])
-    found = [site.lasting(i, p.n_bytes, p) for i, p in enumerate(places, _first(site.node))]
-    (memory, _), *_ = found
+    every = [site.lasting(i, p.n_bytes, p) for i, p in enumerate(places, _first(site.node))]
+    (memory, _), *_ = every
     if "first" not in site.node.params:  # backward all of it is read
         memory = places[0].piece.array
-    return memory.view(np.uint16), [is_new for _, is_new in found]
+    return memory.view(np.uint16), [is_new for _, is_new in every]
 
 
 def _fill(
@@ -69,13 +69,13 @@ def _fill(
     factor to its place; or where W lasts, the factor alone."""
     at = _first(site.node) + i
     w, packed = site.node.src[at], site.src[at].view(np.uint8)
-    kind = w.dtype, site.stream, w.shape[1], step - w.shape[1]
-    whole = unpacked_beside(right, packed, *kind, thin, place)
+    (_, k), stream = w.shape, site.stream
+    whole = unpacked_beside(right, packed, w.dtype, stream, k, step - k, thin, place)
     if is_new is None:
         return whole
     if is_new:
         whole()
-    return place_thin(right, thin, place, site.stream)
+    return place_thin(right, thin, place, stream)
 
 
 def _forward_bytes(node: Tensor) -> int:

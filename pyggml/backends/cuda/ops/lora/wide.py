@@ -233,9 +233,22 @@ def n_warps(n_bytes: int) -> int:
 
 
 @cache
+def _putter(groups: int) -> Any:
+    @device
+    def put_rows(out, words, i, first, column, m, k, step):
+        """The held words from i on, of rows `first`, `first` + 8 … of m, in columns of k."""
+        for half in range(2 * groups):
+            row = first + 8 * half
+            if row < m and column < k:
+                put_held(out, row * step + column, words, i + (half >> 1), half & 1)
+
+    return put_rows
+
+
+@cache
 def _widener(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: bool) -> Any:
     groups, n_warps = form
-    load, add_tiles = loader_of(formula, types), adder(in_rows, groups)
+    load, add_tiles, put_rows = loader_of(formula, types), adder(in_rows, groups), _putter(groups)
     n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS
     of_parts, of_sums = (n_warps, ROWS * groups * n), (groups * n_tiles, 4)
     of_words, all_sums = (_STEPS * groups, 8), groups * n_tiles
@@ -266,11 +279,7 @@ def _widener(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows:
                 add_tiles(sums, words, step, tiles, n_tiles, column)
             for step in range(_STEPS):
                 column = start + COLUMNS * step + mine
-                for half in range(2 * groups):
-                    row = first + group + 8 * half
-                    if row < m and column < k:
-                        at = step * groups + (half >> 1)
-                        put_held(out, row * out_step + column, words, at, half & 1)
+                put_rows(out, words, step * groups, first + group, column, m, k, out_step)
         total_tiles(products, parts, sums, n_tiles, groups, n_warps, first, m)
         if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
             add_up(out, copy, has_copy, products, groups, first, m, n, further, out_step)
