@@ -6,8 +6,10 @@ class Product(Frame):
 
 Product(c=array, m=3)     in Python: the fields, written one after the other into int64 `words`
 f.c, f.m                  in a task: a field, loaded where it is read
+f.multiply(…)             a kernel that is declared in the class, called with f before the rest
 
-A field that no task reads costs nothing. Numba knows a frame by its class and the layout of its
+So one task serves several classes, each with kernels of its own, and is compiled for each. A field
+that no task reads costs nothing. Numba knows a frame by its class and the layout of its
 fields, so kernels that take one are cached.
 """
 
@@ -15,14 +17,21 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, dataclass_transform, get_type_hints
 
 import numpy as np
 from llvmlite import ir
+from numba.core.dispatcher import Dispatcher
 from numba.core.typing.templates import AttributeTemplate
-from numba.extending import infer_getattr, lower_getattr_generic, models, register_model
+from numba.extending import (
+    infer_getattr,
+    lower_getattr_generic,
+    models,
+    overload_method,
+    register_model,
+)
 from numba.np.arrayobj import make_array, populate_array
 
 from pyggml.jit import cgutils, types
@@ -233,7 +242,7 @@ class FrameField(NamedTuple):
 
 @dataclass_transform(kw_only_default=True)
 class Frame:
-    """Base of all frames; a subclass lists its fields, and inherits those of its own base.
+    """Base of all frames; a subclass lists its fields and kernels, and inherits those of its base.
 
     The arrays that it was made of stay alive as long as it does. Making it raises TypeError for a
     field that is missing, unknown or of another kind.
@@ -253,6 +262,9 @@ class Frame:
                 fields[name] = FrameField(start, kind)
                 start += kind.n_words
         cls.fields, cls.n_words = fields, start
+        for name, code in vars(cls).items():
+            if isinstance(code, Dispatcher):
+                _declare_method(name)
 
     def __init__(self, **values: Any) -> None:
         missing = [name for name in self.fields if name not in values]
@@ -341,6 +353,16 @@ class _FieldTypes(AttributeTemplate):  # type: ignore[misc] # Numba has no types
     def generic_resolve(self, frame: FrameType, name: str) -> types.Type | None:
         field = frame.declaration.fields.get(name)
         return field and field.kind.type
+
+
+@cache
+def _declare_method(name: str) -> None:
+    """Let code call `f.name(…)`: the kernel of this name of f's class."""
+
+    @overload_method(FrameType, name)
+    def call(f, *arguments):  # type: ignore[no-untyped-def]  # Numba wants those of the lambda
+        code = getattr(f.declaration, name)
+        return lambda f, *arguments: code(f, *arguments)
 
 
 @lower_getattr_generic(FrameType)

@@ -138,19 +138,19 @@ def choose() -> ISA:
     Raises ConfigError for an unknown name, or one that the machine lacks or that needs the JIT
     when it is off.
     """
-    wanted = os.environ.get(ENVIRONMENT)
+    name = os.environ.get(ENVIRONMENT)
     if not JIT:
-        wanted = wanted or "numpy"
-    if wanted is None:
+        name = name or "numpy"
+    if name is None:
         return next(isa for isa in ISAS.values() if not why_not(isa))
-    if wanted not in ISAS:
-        raise ConfigError(f"{ENVIRONMENT}={wanted}: known are {', '.join(ISAS)}")
-    isa = ISAS[wanted]
+    if name not in ISAS:
+        raise ConfigError(f"{ENVIRONMENT}={name}: known are {', '.join(ISAS)}")
+    isa = ISAS[name]
     missing = sorted(isa.needs - _features())
     if missing:
-        raise ConfigError(f"{ENVIRONMENT}={wanted}: this machine lacks {', '.join(missing)}")
-    if not JIT and wanted != "numpy":
-        raise ConfigError(f"{ENVIRONMENT}={wanted} needs Numba's JIT, which is switched off")
+        raise ConfigError(f"{ENVIRONMENT}={name}: this machine lacks {', '.join(missing)}")
+    if not JIT and name != "numpy":
+        raise ConfigError(f"{ENVIRONMENT}={name} needs Numba's JIT, which is switched off")
     return isa
 
 

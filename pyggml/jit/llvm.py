@@ -83,8 +83,8 @@ def each_in_all_lanes(builder: Any, base: Any, first: Any, n: int) -> Callable[[
 def declare_intrinsic(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     """The declaration of an LLVM intrinsic in the builder's module."""
     module = builder.module
-    known = module.globals.get(name)
-    return known or ir.Function(module, ir.FunctionType(result, arguments), name)
+    declared = module.globals.get(name)
+    return declared or ir.Function(module, ir.FunctionType(result, arguments), name)
 
 
 def total(builder: Any, values: Any) -> Any:

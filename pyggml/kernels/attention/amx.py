@@ -1,57 +1,69 @@
-"""The path `amx`, forward: attention in tiles, its products on Intel's tile registers.
+"""The path `amx`: attention in tiles (tiled.py), its products on Intel's tile registers.
 
-The formulas are those of `flash`. Scores are made of split numbers, nearly as exact as float32; the
-other products round their factors to bfloat16, as those with weights do.
-
-Keys and values are packed first. A task then takes a tile's queries of one head.
+Forward, scores are made of split numbers, nearly as exact as float32; the other products round
+their factors to bfloat16, as those with weights do. Backward, all factors are rounded, those of the
+scores too: training has kept in bfloat16 what q and k are computed from.
 """
 
 import numpy as np
 
-from pyggml.graph.call import Call
 from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
-from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
-from pyggml.jit.simd import fill
-from pyggml.jit.tasks import TaskStage, launch, stage, task_code
-from pyggml.kernels.attention.amx_softmax import ScoreBlock, softmax_rows
+from pyggml.jit.frames import Floats3, Int, Shorts3
+from pyggml.jit.scratch import Array, Scratch, per_thread
+from pyggml.jit.tasks import task_code
 from pyggml.kernels.attention.amx_tile import (
-    BC,
     BR,
+    HI,
     LDP,
     LDS,
-    N_GROUPS,
     PARTS,
+    add_to_keys,
     add_to_queries,
-    key_window,
+    columns_of,
     load_rows,
+    pair_tile,
     pairs_array,
     panel_width,
     scores,
     transpose_tile,
     transposed_array,
 )
-from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
-from pyggml.kernels.attention.softmax import MASKED, ZERO, divide_tile, group_ranges
-from pyggml.kernels.gemm.amx.rows import LANES, LINE, put_pairs
+from pyggml.kernels.attention.pair_softmax import softmax_pairs_back, softmax_rows
+from pyggml.kernels.attention.path import AttentionProblem, Backward, Forward
+from pyggml.kernels.attention.softmax import BC
+from pyggml.kernels.attention.tiled import (
+    AttentionTiles,
+    ForwardTiles,
+    KeyPacking,
+    Packings,
+    tiled_forward,
+)
+from pyggml.kernels.attention.tiled_back import BackwardTiles, tiled_backward
+from pyggml.kernels.gemm.amx.rows import LANES, LINE, panel_bytes, put_pairs
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, configure, release
 from pyggml.kernels.gemm.panels import rounded_up
 
 PAD = LINE // 2  # numbers between rows of bfloat16: rows a power of two apart meet in few sets
+_SIDE, _STEP = np.int64(SIDE), np.int64(STEP)
+
+
+def _takes(p: AttentionProblem) -> bool:
+    """Tiles pay off when they are full. Values are as long as keys."""
+    rounds = p.compute != "f32" and not p.has_extras
+    fits = p.reads_floats and p.value_size == p.head_size
+    return rounds and fits and p.n_queries >= SIDE
+
 
 # -- packing keys and values ----------------------------------------------------------------------
 
 
-class TilePacking(Frame):
-    """How an operand (n, heads, D) is packed, BC rows of a head a task."""
+class TilePacking(KeyPacking):
+    """A task packs BC rows of a head."""
 
-    x: Floats3
     packed: Shorts3
-    n_used: Int  # rows of x that are read
     n_blocks: Int  # tasks of a head
     parts: Int  # of each number
     rows: Shorts3  # of each thread: LANES rows
-    spare: Floats2
 
 
 @kernel
@@ -72,7 +84,7 @@ def _load(f, thread, head, first):
 
 
 @task_code(TilePacking)
-def pairs_task(f, task, thread):
+def _pairs_task(f, task, thread):
     head, first, seen = _is_seen(f, task)
     if seen:
         for t in range(first, first + BC, LANES):
@@ -82,7 +94,7 @@ def pairs_task(f, task, thread):
 
 
 @task_code(TilePacking)
-def transposed_task(f, task, thread):
+def _transposed_task(f, task, thread):
     head, first, seen = _is_seen(f, task)
     if seen:
         panels = f.packed[head]
@@ -91,129 +103,143 @@ def transposed_task(f, task, thread):
             transpose_tile(panels[t // SIDE], rows, t % SIDE, f.parts * width)
 
 
-# -- forward --------------------------------------------------------------------------------------
+def _pack(
+    to: Packings, code: Code, x: np.ndarray, packed: np.ndarray, parts: int, scratch: Scratch
+) -> None:
+    """Add the stage that packs x."""
+    n_blocks = -(-len(x) // BC)
+    f = TilePacking(
+        x=x, packed=packed, n_used=len(x), n_blocks=n_blocks, parts=parts,
+        rows=scratch["key_rows"], spare=scratch["spare"],
+    )  # fmt: skip
+    to.add(code, f, x.shape[1] * n_blocks)
 
 
-class ForwardTiles(Frame):
-    """Arrays of a forward pass, and each thread's tile."""
-
-    o: Floats3
-    lse: Floats2
-    q: Floats3
-    k_transposed: Shorts3
-    v_pairs: Shorts3
-    span: Ints2
-    scale: Float
-    starts: Ints2
-    stops: Ints2
-    q_rows: Shorts3
-    s: Floats3
-    p: Shorts3
-    o_tile: Floats3
-    m: Floats2
-    norm: Floats2
-    spare: Floats2
-
-
-@kernel
-def _in_turn(task, n_tiles):
-    """A task's head and tile. Few and many keys alternate, so neighbours take equally long."""
-    turn = task % n_tiles
-    return task // n_tiles, (turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2)
-
-
-@task_code(ForwardTiles)
-def _forward_task(f, task, thread):
-    """One tile's queries of one head."""
-    q, span = f.q, f.span
-    head, tile = _in_turn(task, (q.shape[0] + BR - 1) // BR)
-    first, key_head = tile * BR, head // (q.shape[1] // f.k_transposed.shape[0])
-    n = min(BR, q.shape[0] - first)
-    n_groups = (n + SIDE - 1) // SIDE
-    starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
-    rows, s = f.q_rows[thread][: n_groups * SIDE], f.s[thread][: n_groups * SIDE]
-    p, o_tile, m, norm = f.p[thread], f.o_tile[thread], f.m[thread], f.norm[thread]
-    width = o_tile.shape[1]
-    load_rows(rows, q, first, head, q.shape[0], width, np.int64(2), np.int64(1), f.spare[thread])
-    for i in range(n_groups * SIDE):
-        fill(o_tile[i], ZERO)
-    fill(m, MASKED)
-    fill(norm, ZERO)
-    start, stop = group_ranges(starts, stops, span, first, SIDE)
-    configure()
-    for key in range(start // BC * BC, stop, BC):
-        block = ScoreBlock(span, first, key, key_window(start, stop, key))
-        scores(s, rows, f.k_transposed[key_head], key, PARTS * width // STEP, starts, stops)
-        softmax_rows(p, s, o_tile, m, norm, block, f.scale)
-        add_to_queries(o_tile, p, f.v_pairs[key_head], key, starts, stops)
-    release()
-    divide_tile(f.o, f.lse, o_tile, m, norm, head, first, n)
-
-
-# -- the paths ------------------------------------------------------------------------------------
-
-
-def common_arrays(problem: AttentionProblem, parts: int) -> dict[str, Array]:
-    """What both passes need of each thread, and Kᵀ; `parts` of each number make the scores."""
-    width = panel_width(problem.head_size)
+def _arrays(p: AttentionProblem, parts: int) -> dict[str, Array]:
+    """What both passes need; `parts` of each number make the scores."""
+    width = panel_width(p.head_size)
     return {
-        "k_transposed": transposed_array(
-            problem.n_key_heads, problem.n_keys, problem.head_size, parts
-        ),
-        "starts": per_thread(N_GROUPS, dtype=np.int32),
-        "stops": per_thread(N_GROUPS, dtype=np.int32),
+        "k_transposed": transposed_array(p.n_key_heads, p.n_keys, p.head_size, parts),
         "q_rows": per_thread(BR, parts * width + PAD, dtype=np.uint16),
-        "s": per_thread(BR, LDS),
         "spare": per_thread(width),
         "key_rows": per_thread(LANES, parts * width + PAD, dtype=np.uint16),
     }
 
 
-def _forward_layout(problem: AttentionProblem) -> Layout:
-    return Layout(
-        **common_arrays(problem, PARTS),
-        v_pairs=pairs_array(problem.n_key_heads, problem.n_keys, problem.head_size),
-        p=per_thread(BR, LDP, dtype=np.uint16),
-        o_tile=per_thread(BR, panel_width(problem.head_size)),
-        m=per_thread(BR),
-        norm=per_thread(BR),
-    )
+class RegisterTiles(AttentionTiles):
+    """What both passes have."""
+
+    QUERIES, GROUP, SCORES = BR, SIDE, (BR, LDS)
+    k_transposed: Shorts3
+    q_rows: Shorts3  # of each thread
+
+    @kernel
+    def begin(f, thread):
+        configure()
+
+    @kernel
+    def end(f, thread):
+        release()
 
 
-def takes(problem: AttentionProblem) -> bool:
-    """Tiles pay off when they are full. Values are as long as keys."""
-    rounds = problem.compute != "f32" and not problem.has_extras
-    fits = problem.reads_floats and problem.value_size == problem.head_size
-    return rounds and fits and problem.n_queries >= SIDE
+# -- forward --------------------------------------------------------------------------------------
 
 
-def pack(code: Code, x: np.ndarray, packed: np.ndarray, parts: int, memory: Scratch) -> TaskStage:
-    """A stage that packs x."""
-    n_blocks = -(-len(x) // BC)
-    f = TilePacking(
-        x=x, packed=packed, n_used=len(x), n_blocks=n_blocks, parts=parts,
-        rows=memory["key_rows"], spare=memory["spare"],
-    )  # fmt: skip
-    return stage(code, f, x.shape[1] * n_blocks)
+class TileForward(RegisterTiles, ForwardTiles):
+    v_pairs: Shorts3
+    p: Floats3  # of each thread
+
+    @kernel
+    def load(f, thread, head, first, n_rows):
+        rows, width = f.q_rows[thread][:n_rows], f.o_tile.shape[2]
+        hi, lo = np.int64(2), np.int64(1)
+        load_rows(rows, f.q, first, head, f.q.shape[0], width, hi, lo, f.spare[thread])
+
+    @kernel
+    def meet(f, thread, key_head, block, starts, stops, o):
+        s, p, n_steps = f.s[thread][: o.shape[0]], f.p[thread], PARTS * o.shape[1] // STEP
+        scores(s, f.q_rows[thread], f.k_transposed[key_head], block.key, n_steps, starts, stops)
+        softmax_rows(p, s, o, f.m[thread], f.norm[thread], block, _SIDE, f.scale)
+        add_to_queries(o, p, f.v_pairs[key_head], block.key, starts, stops)
 
 
-def launch_seen(span: np.ndarray, packing: list[TaskStage], stages: tuple[TaskStage, ...]) -> None:
-    """Keys past the last one that any query sees are not packed: a cache is mostly empty."""
-    n_used = int(span[:, 1].max())
-    for each in packing:
-        each.lies.put(n_used=n_used)
-    launch(*packing, *stages)
+def _forward_arrays(p: AttentionProblem) -> dict[str, Array]:
+    v_pairs = pairs_array(p.n_key_heads, p.n_keys, p.head_size)
+    return _arrays(p, PARTS) | {"v_pairs": v_pairs, "p": per_thread(BR, LDP)}
 
 
-def _forward(problem: AttentionProblem, a: Forward, memory: Scratch) -> Call:
-    packing = [
-        pack(transposed_task, a.k, memory["k_transposed"], PARTS, memory),
-        pack(pairs_task, a.v, memory["v_pairs"], 1, memory),
-    ]
-    own = {name: memory[name] for name in memory if name in ForwardTiles.fields}
-    f = ForwardTiles(o=a.o, lse=a.lse, q=a.q, span=a.span, scale=float(a.scale), **own)
-    tiles = stage(_forward_task, f, problem.n_heads * -(-problem.n_queries // BR))
-    return Call(launch_seen, a.span, packing, (tiles,))
+def _pack_forward(to: Packings, p: AttentionProblem, a: Forward, scratch: Scratch) -> None:
+    _pack(to, _transposed_task, a.k, scratch["k_transposed"], PARTS, scratch)
+    _pack(to, _pairs_task, a.v, scratch["v_pairs"], 1, scratch)
 
 
-FORWARD: AttentionPath[Forward] = AttentionPath("amx", True, takes, _forward_layout, _forward)
+FORWARD = tiled_forward("amx", TileForward, _takes, _forward_arrays, _pack_forward, panel_width)
+
+# -- backward -------------------------------------------------------------------------------------
+
+
+class TileBackward(RegisterTiles, BackwardTiles):
+    k_pairs: Shorts3
+    v_transposed: Shorts3
+    # of each thread
+    do_rows: Shorts3
+    q_pairs: Shorts3
+    do_pairs: Shorts3
+    ds: Floats3
+    columns: Shorts3
+    p_pairs: Floats3
+    ds_pairs: Floats3
+
+    @kernel
+    def load(f, thread, head, first, n_rows):
+        hi, width = np.int64(HI), f.dq_tile.shape[2]
+        for x, rows, pairs in (
+            (f.q, f.q_rows[thread][:n_rows], f.q_pairs[thread]),
+            (f.do, f.do_rows[thread][:n_rows], f.do_pairs[thread]),
+        ):
+            load_rows(rows, x, first, head, x.shape[0], width, hi, hi, f.spare[thread])
+            pair_tile(pairs, rows, width)
+
+    @kernel
+    def meet(f, task, thread, key_head, block, starts, stops, dq):
+        key, window, n_steps, n_rows = block.key, block.window, dq.shape[1] // STEP, dq.shape[0]
+        s, dp, ds = f.s[thread][:n_rows], f.dp[thread][:n_rows], f.ds[thread]
+        p_pairs, ds_pairs, columns = f.p_pairs[thread], f.ds_pairs[thread], f.columns[thread]
+        scores(s, f.q_rows[thread], f.k_transposed[key_head], key, n_steps, starts, stops)
+        scores(dp, f.do_rows[thread], f.v_transposed[key_head], key, n_steps, starts, stops)
+        softmax_pairs_back(
+            ds, p_pairs, ds_pairs, s, dp, f.log_sums[thread], f.delta[thread], block, starts,
+            stops, _SIDE, _STEP, f.scale,
+        )  # fmt: skip
+        add_to_queries(dq, ds, f.k_pairs[key_head], key, starts, stops)
+        columns_of(columns, ds_pairs, window, n_rows)
+        add_to_keys(f.sums[2 * task], columns, f.q_pairs[thread], key, window, starts, stops)
+        columns_of(columns, p_pairs, window, n_rows)
+        add_to_keys(f.sums[2 * task + 1], columns, f.do_pairs[thread], key, window, starts, stops)
+
+
+def _backward_arrays(p: AttentionProblem) -> dict[str, Array]:
+    heads, keys, d = p.n_key_heads, p.n_keys, p.head_size
+    panels = per_thread(panel_width(d) // SIDE, panel_bytes(BR) // 2, dtype=np.uint16)
+    return _arrays(p, 1) | {
+        "k_pairs": pairs_array(heads, keys, d),
+        "v_transposed": transposed_array(heads, keys, d, 1),
+        "do_rows": per_thread(BR, panel_width(d) + PAD, dtype=np.uint16),
+        "q_pairs": panels,
+        "do_pairs": panels,
+        "ds": per_thread(BR, LDP),
+        "columns": per_thread(BC, BR + PAD, dtype=np.uint16),
+        "p_pairs": per_thread(BR // 2, LDS),
+        "ds_pairs": per_thread(BR // 2, LDS),
+    }
+
+
+def _pack_backward(to: Packings, p: AttentionProblem, a: Backward, scratch: Scratch) -> None:
+    _pack(to, _transposed_task, a.k, scratch["k_transposed"], 1, scratch)
+    _pack(to, _pairs_task, a.k, scratch["k_pairs"], 1, scratch)
+    _pack(to, _transposed_task, a.v, scratch["v_transposed"], 1, scratch)
+
+
+BACKWARD = tiled_backward(
+    "amx", lambda p: TileBackward, _takes, _backward_arrays, _pack_backward, panel_width
+)

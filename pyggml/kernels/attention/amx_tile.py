@@ -18,7 +18,7 @@ import numpy as np
 from pyggml.jit import kernel
 from pyggml.jit.scratch import Array
 from pyggml.jit.simd import fill
-from pyggml.kernels.attention.softmax import ZERO, columns_in, groups_that_see
+from pyggml.kernels.attention.softmax import BC, ZERO, groups_that_see
 from pyggml.kernels.gemm.amx.rows import (
     LANES,
     LINE,
@@ -33,10 +33,9 @@ from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, micro_product,
 from pyggml.kernels.gemm.microkernel import fetch
 from pyggml.sizes import round_up
 
-BR = BC = 128
-N_GROUPS = BR // SIDE
+BR = 128
 LDS = BC + LINE // 4  # floats from row to row of scores
-LDP = BC + LINE // 2  # the same of their bfloat16
+LDP = (BC + LINE // 2) // 2  # words from row to row of probabilities, pairs of keys
 PARTS = 3  # of a split number
 _AHEAD = 6  # rows that are fetched before they are read
 NOTHING, HI = np.uint16(0), 0
@@ -113,7 +112,8 @@ def columns_of(to, pairs, window, n_rows):
     for j in range(0, window[1] - window[0], LANES):
         for i in range(0, n_rows // 2, LANES):
             here = to[window[0] + j].ctypes.data + 4 * i
-            transpose(here, to.shape[1] // 2, pairs[i, j:].ctypes.data, pairs.shape[1])
+            of = pairs[i, window[0] + j :].ctypes.data
+            transpose(here, to.shape[1] // 2, of, pairs.shape[1])
 
 
 # -- products -------------------------------------------------------------------------------------
@@ -132,14 +132,15 @@ def scores(s, rows, packed, key, n_steps, starts, stops):
 
 @kernel
 def add_to_queries(total, weights, packed, key, starts, stops):
-    """total (queries, width) += weights · packed, from the keys `key` … `key + BC`."""
+    """total (queries, width) += weights · packed, from the keys `key` … `key + BC`; weights: words,
+    pairs of keys."""
     for p in range(packed.shape[0]):
         for g in range(starts.shape[0]):
             start = max(starts[g] - key, 0) // STEP
             stop = (min(stops[g] - key, BC) + STEP - 1) // STEP
             if start < stop:
                 to = rows_of(total[g * SIDE :, p * SIDE :])
-                of = rows_of(weights[g * SIDE :, start * STEP :])
+                of = rows_of(weights[g * SIDE :, start * STEP // 2 :])
                 panel = packed[p].ctypes.data + (key // STEP + start) * 2 * TILE_BYTES
                 micro_product(to, of, panel, stop - start, True)
 
@@ -155,9 +156,3 @@ def add_to_keys(total, weights, packed, key, window, starts, stops):
                 of = rows_of(weights[j:, start * SIDE :])
                 panel = packed[p].ctypes.data + start * 2 * TILE_BYTES
                 micro_product(to, of, panel, stop - start, True)
-
-
-@kernel
-def key_window(start, stop, key):
-    """The columns of a tile that lie in the keys [start, stop), in whole squares."""
-    return columns_in(start, stop, key, BC, SIDE)

@@ -1,14 +1,8 @@
-"""The path `flash`: attention in tiles, without the (T, S) matrix (Dao et al. 2022, 2023).
+"""The path `flash`: attention in tiles (tiled.py), its products by the microkernels.
 
-s_ij = scale · q_i·k_j for span_i0 <= j < span_i1, else −∞
-p_ij = exp(s_ij − lse_i),  lse_i = log Σ_j exp(s_ij),  o_i = Σ_j p_ij v_j
-
-First K and V are packed. A task then takes a tile's queries of one head, and goes over the tiles of
-keys with a running maximum m and a running sum (the paper's ℓ) of each query.
-
-Two paths share this file. `flash` is exact for every compute type: the exponential turns absolute
-errors of scores into relative ones. `flash in pairs` rounds the factors of both products to
-bfloat16, where the CPU multiplies pairs of them and the problem may round.
+Two kinds of tiles. `flash` is exact for every compute type: the exponential turns absolute errors
+of scores into relative ones. `flash in pairs` rounds the factors of the products to bfloat16, where
+the CPU multiplies pairs of them and the problem may round; backward, wherever it rounds.
 
 Training may: its backward pass rounds the same factors, so lse is that of its scores, and its
 probabilities add up to 1. With biases of 10 and 30 in the golden Qwen 2's keys the error of
@@ -19,27 +13,30 @@ twentieth (bytes, golden models: 3.3e-4 to 3.6e-4 at most). Of keys with a bias 
 exact, it would nearly double.
 """
 
+from functools import partial
+
 import numpy as np
 
-from pyggml.graph.call import Call
-from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Ints2
-from pyggml.jit.scratch import Layout, Scratch, per_thread
+from pyggml.jit import kernel
+from pyggml.jit.frames import Floats3
+from pyggml.jit.scratch import Array, Scratch, per_thread
 from pyggml.jit.simd import fill
-from pyggml.jit.tasks import stage, task_code
-from pyggml.kernels.attention.pair_softmax import LDP, add_lanes, softmax_pairs
-from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
+from pyggml.kernels.attention.pair_softmax import add_lanes, softmax_pairs, softmax_pairs_back
+from pyggml.kernels.attention.path import AttentionProblem, Backward, Forward
 from pyggml.kernels.attention.row_softmax import SCALES
-from pyggml.kernels.attention.softmax import MASKED, ZERO, divide_tile, group_ranges, softmax_tile
-from pyggml.kernels.attention.tile_products import add_to_queries, key_window, scores
+from pyggml.kernels.attention.softmax import ZERO, ScoreBlock, softmax_tile, softmax_tile_back
+from pyggml.kernels.attention.tile_products import add_to_keys, add_to_queries, scores
+from pyggml.kernels.attention.tiled import ForwardTiles, Packings, tiled_forward
+from pyggml.kernels.attention.tiled_back import BackwardTiles, tiled_backward
 from pyggml.kernels.attention.tiles import (
-    BC,
     BR,
+    LDP,
     LDS,
     MR,
-    N_GROUPS,
-    Packings,
+    PANEL,
     load_rows,
+    pack,
+    pack_heads,
     packed_array,
     packed_transposed_array,
     panel_width,
@@ -48,126 +45,223 @@ from pyggml.kernels.attention.tiles import (
 )
 from pyggml.kernels.gemm import rounds
 from pyggml.kernels.gemm.panels import LANES
-from pyggml.sizes import round_up
+
+_FLOATS, _PAIRS = np.bool_(False), np.bool_(True)
+_MR, _LANES = np.int64(MR), np.int64(LANES)
 
 
-class FlashForward(Frame):
-    """A task takes one tile of queries of one head."""
-
-    o: Floats3
-    lse: Floats2
-    q: Floats3
-    span: Ints2
-    scale: Float
-    packed_kt: Floats3  # Kᵀ
-    packed_v: Floats3
-    # of each thread
-    q_tile: Floats3  # (BR, words)
-    s_tile: Floats3  # (MR, LDS), of a group of queries
-    p_tile: Floats3  # (MR, LDP)
-    o_tile: Floats3  # (BR, width)
-    m: Floats2
-    norm: Floats2
-    norms: Floats3  # (BR, LANES)
-    starts: Ints2
-    stops: Ints2
-    spare: Floats2
-
-
-@kernel
-def _add_group(f, thread, key_head, first, i, key, window, pairs):
-    """What a tile of keys adds to the group of queries at row i of a tile: its scores stay in the
-    first cache."""
-    last, g, first = i + MR, i // MR, first + i
-    starts, stops = f.starts[thread][g : g + 1], f.stops[thread][g : g + 1]
-    s, o, m = f.s_tile[thread], f.o_tile[thread][i:last], f.m[thread][i:last]
-    scores(s, f.q_tile[thread][i:last], f.packed_kt[key_head], key, starts, stops, pairs)
-    p = s
-    if pairs:
-        p, norms = f.p_tile[thread], f.norms[thread][i:last]
-        softmax_pairs(p, s, o, m, norms, f.span, first, key, starts, stops, f.scale)
-    else:
-        norm = f.norm[thread][i:last]
-        softmax_tile(s, o, m, norm, f.span, first, key, BC, window, f.scale)
-    add_to_queries(o, p, f.packed_v[key_head], key, starts, stops, pairs)
-
-
-def _forward_code(pairs: bool) -> Code:
-    """The task with or without `pairs`; only what a process needs is compiled."""
-    rounded = np.bool_(pairs)
-
-    @task_code(FlashForward)
-    def forward_task(f, task, thread):
-        """A tile of queries of one head. Tiles with few and with many keys alternate, so that
-        neighbouring tasks take equally long. It calls no kernel made here: such a one has another
-        key in the cache in every process."""
-        n_tiles = (f.q.shape[0] + BR - 1) // BR
-        head, turn = task // n_tiles, task % n_tiles
-        first = (turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2) * BR
-        span, key_head = f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
-        n = min(BR, f.q.shape[0] - first)
-        n_groups = (n + MR - 1) // MR
-        n_rows = n_groups * MR
-        q, o = f.q_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
-        m, norm, norms = f.m[thread], f.norm[thread], f.norms[thread]
-        starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
-        load_rows(q, f.q, first, head, f.q.shape[0], rounded, f.spare[thread])
-        fill(o.reshape(-1), ZERO)
-        fill(m, MASKED)
-        fill(norm, ZERO)
-        fill(norms.reshape(-1), ZERO)
-        start, stop = group_ranges(starts, stops, span, first, MR)
-        for key in range(start // BC * BC, stop, BC):
-            window = key_window(start, stop, key)
-            for i in range(0, n_rows, MR):
-                _add_group(f, thread, key_head, first, i, key, window, rounded)
-        if rounded:
-            add_lanes(norm, norms)
-        divide_tile(f.o, f.lse, o, m, norm, head, first, n)
-
-    return forward_task
-
-
-# -- binding ------------------------------------------------------------------------------------
-
-
-def fills_tiles(p: AttentionProblem) -> bool:
+def _fills_tiles(p: AttentionProblem) -> bool:
     """Whether this is float32 attention without extras, of enough queries to fill a group of MR."""
     return not p.has_extras and p.reads_floats and p.n_queries >= MR
 
 
-def _path(name: str, pairs: bool) -> AttentionPath[Forward]:
-    code = _forward_code(pairs)
-
-    def takes(p: AttentionProblem) -> bool:
-        in_pairs = p.may_round and rounds(p.compute) and SCALES
-        return fills_tiles(p) and (in_pairs or not pairs)
-
-    def layout(p: AttentionProblem) -> Layout:
-        return Layout(
-            packed_kt=packed_transposed_array(p.n_key_heads, p.n_keys, p.head_size, pairs),
-            packed_v=packed_array(p.n_key_heads, p.n_keys, p.value_size, pairs),
-            q_tile=per_thread(BR, row_words(p.head_size, pairs)),
-            s_tile=per_thread(MR, LDS),
-            p_tile=per_thread(MR if pairs else 0, LDP),
-            o_tile=per_thread(BR, panel_width(p.value_size)),
-            m=per_thread(round_up(BR, LANES)),
-            norm=per_thread(round_up(BR, LANES)),
-            norms=per_thread(BR if pairs else 0, LANES),
-            starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
-            stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
-            spare=spare_array(max(p.head_size, p.value_size), pairs),
-        )
-
-    def bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
-        packings = Packings(a.span, pairs, scratch["spare"])
-        packings.pack_transposed(a.k, scratch["packed_kt"])
-        packings.pack(a.v, scratch["packed_v"])
-        f = FlashForward(o=a.o, lse=a.lse, q=a.q, span=a.span, scale=float(a.scale), **scratch)
-        return packings.then(stage(code, f, p.n_heads * -(-p.n_queries // BR)))
-
-    return AttentionPath(name, True, takes, layout, bind)
+@kernel
+def _group(block, starts, stops, i):
+    """The group of queries at row i of a tile: its scores, which stay in the first cache, and the
+    keys that it sees."""
+    g = i // MR
+    group = ScoreBlock(block.span, block.first + i, block.key, block.window)
+    return group, starts[g : g + 1], stops[g : g + 1]
 
 
-FORWARD = _path("flash", False)
-IN_PAIRS = _path("flash in pairs", True)
+# -- forward --------------------------------------------------------------------------------------
+
+
+class FloatForward(ForwardTiles):
+    QUERIES, GROUP, SCORES = BR, MR, (MR, LDS)
+    packed_kt: Floats3  # Kᵀ
+    packed_v: Floats3
+    q_rows: Floats3  # of each thread (BR, words)
+
+    @kernel
+    def load(f, thread, head, first, n_rows):
+        rows = f.q_rows[thread][:n_rows]
+        load_rows(rows, f.q, first, head, f.q.shape[0], _FLOATS, f.spare[thread])
+
+    @kernel
+    def meet(f, thread, key_head, block, starts, stops, o):
+        s, kt, v = f.s[thread], f.packed_kt[key_head], f.packed_v[key_head]
+        for i in range(0, o.shape[0], MR):
+            of, start, stop = _group(block, starts, stops, i)
+            own = o[i : i + MR]
+            scores(s, f.q_rows[thread][i : i + MR], kt, block.key, start, stop, _FLOATS)
+            m, norm = f.m[thread][i : i + MR], f.norm[thread][i : i + MR]
+            softmax_tile(s, own, m, norm, of, f.scale)
+            add_to_queries(own, s, v, block.key, start, stop, _FLOATS)
+
+
+class PairForward(FloatForward):
+    p: Floats3  # of each thread (MR, LDP)
+    norms: Floats3  # (BR, LANES)
+
+    @kernel
+    def load(f, thread, head, first, n_rows):
+        rows = f.q_rows[thread][:n_rows]
+        load_rows(rows, f.q, first, head, f.q.shape[0], _PAIRS, f.spare[thread])
+
+    @kernel
+    def begin(f, thread):
+        fill(f.norms[thread].reshape(-1), ZERO)
+
+    @kernel
+    def end(f, thread):
+        add_lanes(f.norm[thread], f.norms[thread])
+
+    @kernel
+    def meet(f, thread, key_head, block, starts, stops, o):
+        s, kt, v = f.s[thread], f.packed_kt[key_head], f.packed_v[key_head]
+        for i in range(0, o.shape[0], MR):
+            of, start, stop = _group(block, starts, stops, i)
+            own, p = o[i : i + MR], f.p[thread]
+            scores(s, f.q_rows[thread][i : i + MR], kt, block.key, start, stop, _PAIRS)
+            m, norms = f.m[thread][i : i + MR], f.norms[thread][i : i + MR]
+            softmax_pairs(p, s, own, m, norms, of, start, stop, f.scale)
+            add_to_queries(own, p, v, block.key, start, stop, _PAIRS)
+
+
+def _forward_arrays(p: AttentionProblem, pairs: bool) -> dict[str, Array]:
+    arrays = {
+        "packed_kt": packed_transposed_array(p.n_key_heads, p.n_keys, p.head_size, pairs),
+        "packed_v": packed_array(p.n_key_heads, p.n_keys, p.value_size, pairs),
+        "q_rows": per_thread(BR, row_words(p.head_size, pairs)),
+        "spare": spare_array(max(p.head_size, p.value_size), pairs),
+    }
+    if pairs:
+        arrays |= {"p": per_thread(MR, LDP), "norms": per_thread(BR, LANES)}
+    return arrays
+
+
+def _pack_forward(
+    to: Packings, p: AttentionProblem, a: Forward, scratch: Scratch, pairs: bool
+) -> None:
+    pack_heads(to, a.k, scratch["packed_kt"], True, pairs, scratch["spare"])
+    pack_heads(to, a.v, scratch["packed_v"], False, pairs, scratch["spare"])
+
+
+def _takes_pairs(p: AttentionProblem) -> bool:
+    return _fills_tiles(p) and p.may_round and rounds(p.compute) and SCALES
+
+
+FORWARD = tiled_forward(
+    "flash", FloatForward, _fills_tiles, partial(_forward_arrays, pairs=False),
+    partial(_pack_forward, pairs=False), panel_width,
+)  # fmt: skip
+IN_PAIRS = tiled_forward(
+    "flash in pairs", PairForward, _takes_pairs, partial(_forward_arrays, pairs=True),
+    partial(_pack_forward, pairs=True), panel_width,
+)  # fmt: skip
+
+# -- backward -------------------------------------------------------------------------------------
+
+
+@kernel
+def _load(f, thread, head, first, n_rows, pairs):
+    """Q and dO of a tile, as first and as second operands."""
+    for x, rows, packed in (
+        (f.q, f.q_rows[thread], f.packed_q[thread]),
+        (f.do, f.do_rows[thread], f.packed_do[thread]),
+    ):
+        load_rows(rows[:n_rows], x, first, head, x.shape[0], pairs, f.spare[thread])
+        pack(packed, x, first, n_rows, head, x.shape[0], pairs, f.spare[thread])
+
+
+@kernel
+def _scores(f, thread, key_head, block, start, stop, i, at, pairs):
+    """S and dP of the group at row i of a tile, in the rows from `at` on, with its lse and δ."""
+    s, dp, key = f.s[thread][at : at + MR], f.dp[thread][at : at + MR], block.key
+    q, do = f.q_rows[thread][i : i + MR], f.do_rows[thread][i : i + MR]
+    scores(s, q, f.packed_kt[key_head], key, start, stop, pairs)
+    scores(dp, do, f.packed_vt[key_head], key, start, stop, pairs)
+    return s, dp, f.log_sums[thread][i : i + MR], f.delta[thread][i : i + MR]
+
+
+@kernel
+def _add_to_keys(f, task, thread, block, p, ds, starts, stops, pairs):
+    for i, weights, packed in (
+        (2 * task, ds, f.packed_q[thread]), (2 * task + 1, p, f.packed_do[thread])
+    ):  # fmt: skip
+        add_to_keys(f.sums[i], weights, packed, block.key, block.window, starts, stops, pairs)
+
+
+class FloatBackward(BackwardTiles):
+    QUERIES, GROUP, SCORES = BR, MR, (BR, LDS)
+    packed_kt: Floats3  # Kᵀ
+    packed_k: Floats3
+    packed_vt: Floats3  # Vᵀ
+    # of each thread
+    q_rows: Floats3  # (BR, words)
+    do_rows: Floats3
+    packed_q: Floats3  # (panels, words)
+    packed_do: Floats3
+
+    @kernel
+    def load(f, thread, head, first, n_rows):
+        _load(f, thread, head, first, n_rows, _FLOATS)
+
+    @kernel
+    def meet(f, task, thread, key_head, block, starts, stops, dq):
+        for i in range(0, dq.shape[0], MR):
+            of, start, stop = _group(block, starts, stops, i)
+            s, dp, lse, delta = _scores(f, thread, key_head, block, start, stop, i, i, _FLOATS)
+            softmax_tile_back(s, dp, lse, delta, of, f.scale)
+            k = f.packed_k[key_head]
+            add_to_queries(dq[i : i + MR], dp, k, block.key, start, stop, _FLOATS)
+        _add_to_keys(f, task, thread, block, f.s[thread], f.dp[thread], starts, stops, _FLOATS)
+
+
+class PairBackward(FloatBackward):
+    SCORES = MR, LDS
+    p_pairs: Floats3  # (BR / 2, LDS): pairs of queries
+    ds_pairs: Floats3
+    ds_key_pairs: Floats3  # (MR, LDP): pairs of keys
+
+    @kernel
+    def load(f, thread, head, first, n_rows):
+        _load(f, thread, head, first, n_rows, _PAIRS)
+
+    @kernel
+    def meet(f, task, thread, key_head, block, starts, stops, dq):
+        p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
+        for i in range(0, dq.shape[0], MR):
+            of, start, stop = _group(block, starts, stops, i)
+            s, dp, lse, delta = _scores(f, thread, key_head, block, start, stop, i, 0, _PAIRS)
+            softmax_pairs_back(
+                ds_rows, p[i // 2 :], ds[i // 2 :], s, dp, lse, delta, of, start, stop, _MR,
+                _LANES, f.scale,
+            )  # fmt: skip
+            k = f.packed_k[key_head]
+            add_to_queries(dq[i : i + MR], ds_rows, k, block.key, start, stop, _PAIRS)
+        _add_to_keys(f, task, thread, block, p, ds, starts, stops, _PAIRS)
+
+
+def _backward_arrays(p: AttentionProblem) -> dict[str, Array]:
+    d, dv, pairs = p.head_size, p.value_size, rounds(p.compute)
+    keys, values = ((p.n_key_heads, p.n_keys, size, pairs) for size in (d, dv))
+    depth = (BR // 2 if pairs else BR) * PANEL
+    arrays = {
+        "packed_kt": packed_transposed_array(*keys),
+        "packed_k": packed_array(*keys),
+        "packed_vt": packed_transposed_array(*values),
+        "q_rows": per_thread(BR, row_words(d, pairs)),
+        "do_rows": per_thread(BR, row_words(dv, pairs)),
+        "packed_q": per_thread(panel_width(d) // PANEL, depth),
+        "packed_do": per_thread(panel_width(dv) // PANEL, depth),
+        "spare": spare_array(max(d, dv), pairs),
+    }
+    if pairs:
+        arrays |= dict.fromkeys(("p_pairs", "ds_pairs"), per_thread(BR // 2, LDS))
+        arrays["ds_key_pairs"] = per_thread(MR, LDP)
+    return arrays
+
+
+def _pack_backward(to: Packings, p: AttentionProblem, a: Backward, scratch: Scratch) -> None:
+    pairs, spare = rounds(p.compute), scratch["spare"]
+    pack_heads(to, a.k, scratch["packed_kt"], True, pairs, spare)
+    pack_heads(to, a.k, scratch["packed_k"], False, pairs, spare)
+    pack_heads(to, a.v, scratch["packed_vt"], True, pairs, spare)
+
+
+BACKWARD = tiled_backward(
+    "flash", lambda p: PairBackward if rounds(p.compute) else FloatBackward, _fills_tiles,
+    _backward_arrays, _pack_backward, panel_width,
+)  # fmt: skip

@@ -1,9 +1,10 @@
 """The softmax of a tile of scores, forward and backward, whatever made the scores.
 
-A tile S (rows, ld) holds scores of queries `first` … and keys `key` … `key + n_keys`. Its queries
-come in groups, as many as a microkernel takes at once; group g sees keys of
+A tile's queries come in groups, as many as a microkernel takes at once; group g sees keys of
 [starts[g], stops[g]) only, and products leave out what no query of a group sees.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +12,22 @@ from pyggml.jit import kernel
 from pyggml.jit.simd import exp32, fill, row_max
 from pyggml.kernels.gemm.panels import LANES, rounded_up
 
+BC = 128  # keys of a tile (B_c of Dao et al.); a multiple of every panel
 ZERO = np.float32(0)
 MASKED = np.float32(-1e30)  # the score of a key that is not seen
 NO_KEYS = np.float32(1e30)  # lse of a query that sees no key: e^(s − lse) is 0
 _ALL_KEYS = 0x7FFFFFFF  # more than there are
+
+
+class ScoreBlock(NamedTuple):
+    """A tile of scores (rows, ld): of queries `first` … and the BC keys `key` …; `span` says which
+    of them count. Columns outside `window` are not read."""
+
+    span: Any
+    first: int
+    key: int
+    window: tuple[int, int]
+
 
 # -- which keys are seen ------------------------------------------------------------------------
 
@@ -34,11 +47,12 @@ def group_ranges(starts, stops, span, first, group):
 
 
 @kernel
-def visible_columns(span, query, key, n_keys):
-    """Columns [start, stop) of a tile that the query sees; none for a query past the last."""
+def visible_columns(block, i):
+    """Columns [start, stop) of a tile that row i's query sees; none for a query past the last."""
+    query, span = block.first + i, block.span
     if query >= span.shape[0]:
         return 0, 0
-    return max(span[query, 0] - key, 0), min(span[query, 1] - key, n_keys)
+    return max(span[query, 0] - block.key, 0), min(span[query, 1] - block.key, BC)
 
 
 @kernel
@@ -52,9 +66,9 @@ def groups_that_see(starts, stops, start, stop):
 
 
 @kernel
-def columns_in(start, stop, key, n_keys, group):
+def columns_in(start, stop, key, group):
     """The columns of a tile of keys `key` … that lie in [start, stop), in whole groups."""
-    first, last = max(start - key, 0), min(stop - key, n_keys)
+    first, last = max(start - key, 0), min(stop - key, BC)
     return first // group * group, rounded_up(last, group)
 
 
@@ -62,14 +76,15 @@ def columns_in(start, stop, key, n_keys, group):
 
 
 @kernel
-def softmax_tile(s, o, m, norm, span, first, key, n_keys, window, scale):
-    """S becomes e^(scale·S − m), 0 for keys that are not seen inside the columns `window`.
+def softmax_tile(s, o, m, norm, block, scale):
+    """S becomes e^(scale·S − m), 0 for keys that are not seen inside the block's window.
 
     m holds each row's maximum so far, norm its sum; o and norm are rescaled where a maximum rises.
     """
+    window = block.window
     for i in range(s.shape[0]):
         row = s[i]
-        start, stop = visible_columns(span, first + i, key, n_keys)
+        start, stop = visible_columns(block, i)
         if start >= stop:
             fill(row[window[0] : window[1]], ZERO)
             continue
@@ -114,14 +129,15 @@ def divide_tile(o, lse, o_tile, m, norm, head, first, n):
 
 
 @kernel
-def softmax_tile_back(s, dp, lse, delta, span, first, key, n_keys, window, scale):
+def softmax_tile_back(s, dp, lse, delta, block, scale):
     """S becomes P = e^(scale·S − lse) and dP becomes dS = P·(dP − δ), 0 for keys not seen.
 
     lse and delta are those of the tile's rows.
     """
+    window = block.window
     for i in range(s.shape[0]):
         row, other = s[i], dp[i]
-        start, stop = visible_columns(span, first + i, key, n_keys)
+        start, stop = visible_columns(block, i)
         if start >= stop:
             fill(row[window[0] : window[1]], ZERO)
             fill(other[window[0] : window[1]], ZERO)

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from pyggml.jit.isa import CHOSEN
-from pyggml.kernels.attention import amx, amx_back, decode, flash, flash_back, plain, rows, unfused
+from pyggml.kernels.attention import amx, decode, flash, plain, rows, unfused
 from pyggml.kernels.attention.by_sequence import by_sequence
 from pyggml.kernels.attention.path import (
     PROBLEMS,
@@ -62,8 +62,8 @@ _ALONE: tuple[AttentionPath[Forward], ...] = _runnable(
 FORWARD = (by_sequence(_ALONE), *_ALONE)
 BACKWARD: tuple[AttentionPath[Backward], ...] = _runnable(
     (
-        *((amx_back.BACKWARD,) if CHOSEN.tiles else ()),
-        flash_back.BACKWARD,
+        *((amx.BACKWARD,) if CHOSEN.tiles else ()),
+        flash.BACKWARD,
         plain.BACKWARD,
         unfused.BACKWARD,
     )

@@ -12,8 +12,8 @@ as in pyggml.kernels.attention.tiles. A depth counts words, which hold one numbe
 import numpy as np
 
 from pyggml.jit import kernel
-from pyggml.kernels.attention.softmax import columns_in, groups_that_see
-from pyggml.kernels.attention.tiles import BC, LDS, MR, PANEL
+from pyggml.kernels.attention.softmax import BC, groups_that_see
+from pyggml.kernels.attention.tiles import LDS, MR, PANEL
 from pyggml.kernels.gemm.microkernel import make_strided_product
 from pyggml.kernels.gemm.tile import ATTENTION_FLOATS, ATTENTION_PAIRS
 
@@ -74,9 +74,3 @@ def add_to_keys(total, weights, packed, key, window, starts, stops, pairs):
                 b = packed[p].ctypes.data + start * PANEL * 4
                 c = total.ctypes.data + ((key + j) * ldc + p * PANEL) * 4
                 _multiply(a, _ONE, _LDS, b, c, ldc, stop - start, pairs, _ADDING)
-
-
-@kernel
-def key_window(start, stop, key):
-    """The columns of a tile that lie in the keys [start, stop), in whole groups."""
-    return columns_in(start, stop, key, BC, MR)

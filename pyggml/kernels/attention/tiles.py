@@ -1,7 +1,7 @@
 """Tiles of attention for the microkernels: their sizes, and how operands are packed.
 
-A tile of scores has BR queries and BC keys (B_r and B_c of Dao et al.), with LDS floats from row to
-row. The microkernel broadcasts the words of its first operand, rows that need no packing. The other
+A tile of scores has BR queries (B_r of Dao et al.) and BC keys, with LDS floats from row to row.
+The microkernel broadcasts the words of its first operand, rows that need no packing. The other
 operand is packed into panels of PANEL columns (pyggml.kernels.gemm.tile):
 
     pack              X:  columns are features, the depth counts tokens
@@ -13,13 +13,13 @@ neighbours along the depth.
 
 import numpy as np
 
-from pyggml.graph.call import Call
-from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Bool, Floats2, Floats3, Frame, Int
+from pyggml.jit import kernel
+from pyggml.jit.frames import Bool, Floats3
 from pyggml.jit.scratch import Array, per_thread
 from pyggml.jit.simd import fill
-from pyggml.jit.tasks import TaskStage, launch, stage, task_code
-from pyggml.kernels.attention.softmax import ZERO
+from pyggml.jit.tasks import task_code
+from pyggml.kernels.attention.softmax import BC, ZERO
+from pyggml.kernels.attention.tiled import KeyPacking, Packings
 from pyggml.kernels.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
@@ -34,10 +34,9 @@ from pyggml.kernels.gemm.tile import ATTENTION_FLOATS, ATTENTION_PAIRS
 from pyggml.sizes import round_up
 
 MR, PANEL = ATTENTION_FLOATS.mr, ATTENTION_FLOATS.panel  # of pairs, too
-BC = 128  # keys; a multiple of every panel
 BR = BC // MR * MR  # queries, in whole groups
-N_GROUPS = BR // MR
 LDS = round_up(round_up(BC, MR), LANES)  # whole groups of keys
+LDP = LDS // 2  # words from row to row of probabilities, pairs of keys
 
 # -- sizes --------------------------------------------------------------------------------------
 
@@ -139,14 +138,11 @@ def pack_transposed(packed, x, head, n_used, pairs, spare):
             transpose(to + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, n_words)
 
 
-class HeadPacking(Frame):
-    """Packing an operand (n, heads, D); a task takes one head."""
+class HeadPacking(KeyPacking):
+    """A task packs one head."""
 
-    x: Floats3
     packed: Floats3
-    n_used: Int  # rows of x that are read
     pairs: Bool
-    spare: Floats2  # a row for each thread
 
 
 @task_code(HeadPacking)
@@ -160,37 +156,14 @@ def _pack_transposed_task(f, head, thread):
     pack_transposed(f.packed[head], f.x, head, f.n_used, f.pairs, f.spare[thread])
 
 
-class Packings:
-    """The stages that pack keys and values, as far as any query of `span` sees them."""
-
-    def __init__(self, span: np.ndarray, pairs: bool, spare: np.ndarray) -> None:
-        self.span, self.pairs, self.spare = span, pairs, spare
-        self.frames: list[HeadPacking] = []
-        self.stages: list[TaskStage] = []
-
-    def pack(self, x: np.ndarray, packed: np.ndarray) -> None:
-        """Add a stage that packs x."""
-        self._add(_pack_task, x, packed)
-
-    def pack_transposed(self, x: np.ndarray, packed: np.ndarray) -> None:
-        """Add a stage that packs xᵀ."""
-        self._add(_pack_transposed_task, x, packed)
-
-    def _add(self, code: Code, x: np.ndarray, packed: np.ndarray) -> None:
-        f = HeadPacking(x=x, packed=packed, n_used=len(x), pairs=self.pairs, spare=self.spare)
-        self.frames.append(f)
-        self.stages.append(stage(code, f, x.shape[1]))
-
-    def then(self, *stages: TaskStage) -> Call:
-        """The call that packs and then runs these stages."""
-        return Call(_launch_seen, self.span, self.frames, (*self.stages, *stages))
-
-
-def _launch_seen(
-    span: np.ndarray, packings: list[HeadPacking], stages: tuple[TaskStage, ...]
+def pack_heads(
+    to: Packings,
+    x: np.ndarray,
+    packed: np.ndarray,
+    transposed: bool,
+    pairs: bool,
+    spare: np.ndarray,
 ) -> None:
-    """Pack keys up to the last that any query sees: the rest of a cache is empty."""
-    n_used = int(span[:, 1].max())
-    for f in packings:
-        f.put(n_used=n_used)
-    launch(*stages)
+    """Add the stage that packs x, or xᵀ."""
+    f = HeadPacking(x=x, packed=packed, n_used=len(x), pairs=pairs, spare=spare)
+    to.add(_pack_transposed_task if transposed else _pack_task, f, x.shape[1])

@@ -8,10 +8,11 @@ from pyggml import threads
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import F32
 from pyggml.jit import JIT
-from pyggml.kernels.attention.amx import FORWARD
-from pyggml.kernels.attention.amx_back import BACKWARD, FEWEST_TASKS
-from pyggml.kernels.attention.amx_tile import BC, BR
+from pyggml.kernels.attention.amx import BACKWARD, FORWARD
+from pyggml.kernels.attention.amx_tile import BR
 from pyggml.kernels.attention.path import AttentionProblem, Backward, Forward
+from pyggml.kernels.attention.softmax import BC
+from pyggml.kernels.attention.tiled_back import FEWEST_TASKS
 from pyggml.kernels.gemm.amx.tiles import SIDE
 
 from measures import nmse

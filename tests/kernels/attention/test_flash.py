@@ -14,11 +14,13 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
-from pyggml.kernels.attention import AttentionProblem, flash, flash_back, plain
-from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
-from pyggml.kernels.attention.pair_softmax import LDP, softmax_pairs, softmax_pairs_back
+from pyggml.kernels.attention import AttentionProblem, flash, plain
+from pyggml.kernels.attention.flash import FloatBackward
+from pyggml.kernels.attention.pair_softmax import softmax_pairs, softmax_pairs_back
 from pyggml.kernels.attention.row_softmax import SCALES
-from pyggml.kernels.attention.tiles import BC, BR, LDS
+from pyggml.kernels.attention.softmax import BC, ScoreBlock
+from pyggml.kernels.attention.tiled_back import FEWEST_TASKS, n_tasks
+from pyggml.kernels.attention.tiles import BR, LDP, LDS
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
 from pyggml.ops.attention.attention import may_round
@@ -120,7 +122,7 @@ def test_tiles_of_a_head_in_one_task_or_several(heads, rng):
     n = 2 * BR + 3
     q, k, v, seed = inputs(rng, n, n, heads, 2, 8)
     problem = AttentionProblem(n, heads, n, 2, 8, 8, F32, F32, has_extras=False, compute="f32")
-    assert n_tasks(problem) == {2: 2 * 3, FEWEST_TASKS: FEWEST_TASKS}[heads]
+    assert n_tasks(FloatBackward, problem) == {2: 2 * 3, FEWEST_TASKS: FEWEST_TASKS}[heads]
     assert_same_attention(q, k, v, seed, causal(n, n))
 
 
@@ -255,7 +257,7 @@ def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
     n = BC + MR + 1
     q, k, v, seed = inputs(rng, n, n, 4, 2, 20)
     results = []
-    for rows in ((flash.FORWARD, flash_back.BACKWARD), (plain.FORWARD, plain.BACKWARD)):
+    for rows in ((flash.FORWARD, flash.BACKWARD), (plain.FORWARD, plain.BACKWARD)):
         for verb, row in zip(("forward_path", "backward_path"), rows, strict=True):
             monkeypatch.setattr(f"pyggml.kernels.attention.{verb}", lambda problem, row=row: row)
         out = flash_attn_ext(q, k, v, window(n, n, 50), 0.2)
@@ -321,10 +323,10 @@ def test_a_group_that_sees_no_key_of_a_tile_writes_nothing(start, key, rng):
         np.ones((MR, 16), np.float32),
         np.zeros(MR, np.float32),
     )
-    softmax_pairs(p, s, o, m, norms, seen, 0, key, starts, stops, np.float32(1))
-    numbers = np.zeros(MR, np.float32), np.zeros(MR, np.float32)
+    block, numbers = ScoreBlock(seen, 0, key, (0, 0)), np.zeros(MR, np.float32)
+    softmax_pairs(p, s, o, m, norms, block, starts, stops, np.float32(1))
     softmax_pairs_back(
-        ds, p_pairs, ds_pairs, s, dp, *numbers, seen, 0, key, (0, 0), starts, stops, np.float32(1)
+        ds, p_pairs, ds_pairs, s, dp, numbers, numbers, block, starts, stops, MR, 16, np.float32(1)
     )
     assert all((a == 7).all() for a in (p, ds, p_pairs, ds_pairs))
     assert (o == 1).all() and (norms == 1).all() and (m == 0).all()

@@ -10,7 +10,7 @@ import pytest
 
 from pyggml.errors import ConfigError
 from pyggml.jit.isa import ENVIRONMENT, ISAS, choose
-from pyggml.kernels.attention.tiles import BC
+from pyggml.kernels.attention.softmax import BC
 from pyggml.kernels.gemm import CHOSEN
 from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
 from pyggml.kernels.gemm.tile import SIZES
