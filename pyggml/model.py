@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal, overload
 
@@ -16,7 +15,6 @@ import numpy as np
 
 from pyggml import gguf, tokenizer
 from pyggml.backends import Backend
-from pyggml.backends.cpu import CPU
 from pyggml.errors import (
     ConfigError,
     DataError,
@@ -27,15 +25,11 @@ from pyggml.errors import (
 )
 from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
-from pyggml.graph.dtypes import BF16, F16, F32, DType
-from pyggml.graph.tensor import Tensor, zeros
-from pyggml.kernels.gemm import FASTEST
+from pyggml.graph.tensor import Tensor
 from pyggml.kernels.kernel import Compute
 from pyggml.models import (
-    Cache,
     Inputs,
     LoraPairs,
-    ModelConfig,
     Net,
     Parts,
     Taps,
@@ -61,26 +55,23 @@ from pyggml.models.metric import (
     metrics_of,
     texts_of,
 )
-from pyggml.models.placement import Placement, group_of, lack_of, most_layers
+from pyggml.models.on_devices import ModelOnDevices
 from pyggml.models.stack import FilePairs, doubts
-from pyggml.models.streaming import WORDS, Streaming, block_bytes, fewest_blocks, stream_blocks
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
 from pyggml.models.weights import FRESH, zero_matrices
-from pyggml.runtime import Arenas, Devices, Program, Schedule, bind, results, schedule
+from pyggml.runtime import Arenas, Program, bind, results, schedule
 from pyggml.runtime.choice import backends_of
 
 COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", "f32")
 
 
-class Model:
+class Model(ModelOnDevices):
     """An open model, with its weights quantised and mapped. `pyggml.load` makes one.
 
     `adapters` are the low-rank updates in its graphs. They never change: `with_adapters` gives
-    another model over the same weights. `devices` run its graphs: `backends` first, and the CPU for
-    the rest. `release`: free the pages of a weight after each use, as training does where memory is
-    scarce. The process stays small, at a cost of 0.1 ms a MB.
+    another model over the same weights.
     """
 
     def __init__(
@@ -90,15 +81,8 @@ class Model:
         compute: Compute | Literal["auto"],
         backends: Sequence[Backend] = (),
     ) -> None:
-        self.file, self.parts, self.compute = file, parts, compute
-        self.backend = CPU(FASTEST if compute == "auto" else compute)
-        self.devices = Devices([*backends, self.backend])
-        self.devices.hold(*parts.weights.values())
-        self.group(parts.weights)
-        self.adapters: tuple[LoraPairs, ...] = ()
-        self.release = False
-        self.placement: Placement | None = None  # None: the first device that can computes all
-        self.streaming: Streaming | None = None  # None: all weights lie where they are used
+        super().__init__(parts, compute, backends)
+        self.file = file
         self.traces: tuple[Trace, ...] = ()  # that are on, the outermost first
         self._said_rounding = False
 
@@ -123,73 +107,6 @@ class Model:
         self.devices.hold(*(t for pairs in adapters for p in pairs.values() for t in (p.a, p.b)))
         return self.with_adapters(*adapters)
 
-    def group(self, leaves: Mapping[str, Tensor]) -> None:
-        """Note the block that each leaf belongs to, by its name: a device gets both or neither."""
-        for name, leaf in leaves.items():
-            self.devices.group(group_of(name), leaf)
-
-    def place(self, n_layers: int, shares: Sequence[float] = ()) -> Placement:
-        """Have the devices beside the CPU compute the last blocks, and the output if there are more
-        layers than blocks, each its share. It holds of graphs that are scheduled from now on.
-
-        Raises ConfigError for shares that are not one for each device.
-        """
-        devices = [b for b in self.devices.backends if not b.is_host]
-        placement = Placement.of(self.config.n_layer, self.backend, devices, n_layers, shares)
-        self.devices.homes, self.devices.first = placement.homes, placement.first
-        self.placement = placement
-        return placement
-
-    def place_what_fits(
-        self, lack: Callable[[], str | None], shares: Sequence[float] = ()
-    ) -> Placement:
-        """`place` with the most layers that fit. lack: what a device lacks for the layers that are
-        placed, as `lack_of` says it."""
-
-        def lack_for(n_layers: int) -> str | None:
-            self.place(n_layers, shares)
-            return lack()
-
-        n_layers, why = most_layers(self.config.n_layer + 1, lack_for)
-        self.placement = replace(self.place(n_layers, shares), why=why)
-        return self.placement
-
-    def stream(self, n_blocks: int, why: str = "") -> None:
-        """Leave the weights of so many blocks in the file: a device that computes with them gets
-        them in every pass, some ahead of their use. Raises ConfigError where no device can."""
-        n_all = self.config.n_layer
-        self.streaming = stream_blocks(self.parts.weights, self.devices, n_all, n_blocks, why)
-
-    def stream_for(self, lack: str, left: Callable[[], int]) -> None:
-        """Stream as few blocks as memory allows. lack: why not none; left: the bytes of the device
-        that are left with the blocks that stream when it is called, below 0 if they are too few."""
-        self.stream(n_all := self.config.n_layer)
-        n = fewest_blocks(block_bytes(self.parts.weights), n_all, left())
-        self.stream(max(n, 1), lack)
-
-    def lack_in_use(self) -> str | None:
-        """What a device lacks for a pass of 512 tokens over a cache of 4,096."""
-        plan = self._plan_in_use()
-        return next(filter(None, (lack_of(b, plan.bytes_on(b)) for b in plan.plans)), None)
-
-    def left_in_use(self) -> int:
-        """Bytes that the first device has left beside such a pass."""
-        device, plan = self.devices.backends[0], self._plan_in_use()
-        return (device.memory() or (0, 0))[0] - plan.bytes_on(device)
-
-    def _plan_in_use(self) -> Schedule:
-        decoder, c = self.parts.decoder, self.config
-        inputs = Inputs.empty(min(512, c.n_ctx), with_rows=True)
-        n = min(4096, c.n_ctx)
-        kinds = dict.fromkeys(decoder.rows(), F32 if self.compute == "f32" else F16)
-        cache = Cache.empty(decoder.rows(), decoder.state(), n, n, kinds, zeros)
-        self.group({**cache.rows, **cache.state})
-        if decoder.has_output:
-            out = build(self.parts, inputs, self.adapters, cache)
-        else:
-            out = decoder.hidden(Net(self.parts.weights, Inputs.empty(min(512, c.n_ctx))))
-        return self.plan(out)
-
     def __repr__(self) -> str:
         weights, c = self.parts.weights.values(), self.config
         sizes: Counter[str] = Counter()
@@ -205,21 +122,6 @@ class Model:
             f"<Model {name}: {c.architecture}, {c.n_layer} blocks, {n:,} parameters, {types}, "
             f"context {c.n_ctx}{adapters if self.adapters else ''}>"
         )
-
-    @property
-    def rounds(self) -> bool:
-        """Whether products with its weights round what they multiply."""
-        packed = any(w.dtype is not F32 for w in self.parts.weights.values())
-        return packed and self.backend.compute != "f32"
-
-    @property
-    def kept_as(self) -> DType:
-        """The type in which training keeps a layer's large tensors: rounded if products round."""
-        return BF16 if self.rounds else F32
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.parts.config
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
@@ -367,9 +269,9 @@ class Model:
             try:
                 if not names:
                     return metric_values(metrics, texts), []
-                wanted = self._wanted(names, taps, inputs.batch)
-                some = {n: t for n, t in taps.read.items() if n in wanted or fits(n, read)}
-                return metric_graph(metrics, texts, wanted, some), [*some]
+                by = self._wanted(names, taps, inputs.batch)
+                reads = {n: t for n, t in taps.read.items() if n in by or fits(n, read)}
+                return metric_graph(metrics, texts, by, reads), [*reads]
             except NotMade as missing:
                 asked += missing.args
 
@@ -400,10 +302,10 @@ class Model:
             raise ConfigError("sweep takes names of what cells change, such as 'blk.*.out'")
         if n_cells is not None and n_cells < 1:
             raise ConfigError(f"n_cells is {n_cells}, wanted 1 or more")
-        check_names(patterns, known := self.activations)
+        check_names(patterns, activations := self.activations)
         self.note_rounding(*patterns)
         metrics = metrics_of(metric, batch if is_several(tokens) else None)
-        names = [name for name in known if fits(name, patterns)]
+        names = [name for name in activations if fits(name, patterns)]
         most = copies_of_a_pass(sum(batch.lengths), self.config.n_vocab)
         by = (by,) if isinstance(by, str) else tuple(by)
 
@@ -439,13 +341,13 @@ class Model:
     ) -> dict[str, Tensor]:
         """What names stand for, to differentiate by."""
         of_adapters = tensors_of_adapters(self.adapters) if ".lora_" in "".join(names) else {}
-        wanted = choose(names, taps.read, of_adapters, self.parts.weights)
-        if batch is not None and (shared := [name for name in wanted if name not in taps.read]):
+        tensors = choose(names, taps.read, of_adapters, self.parts.weights)
+        if batch is not None and (shared := [name for name in tensors if name not in taps.read]):
             raise ConfigError(
                 f"{first_names(shared, 3)}: all texts of a batch share it, so that there is no "
                 "gradient of each; give grad one text, or names of activations"
             )
-        return wanted
+        return tensors
 
     def _inputs(self, tokens: Ids | Sequence[Ids], checks: bool = True) -> Inputs:
         """A text from its start, or several in one pass. Raises DataError for tokens that make
@@ -455,28 +357,6 @@ class Model:
             for edit in self._edits:
                 edit.spot.expect_tokens(edit.pattern, batch)
         return inputs
-
-    @cached_property
-    def batches(self) -> bool:
-        """Whether tokens of several sequences can share a pass with a cache: not where recurrent
-        parts have one state."""
-        return not self.parts.decoder.state()
-
-    @property
-    def shifts(self) -> bool:
-        """Whether cached tokens can move to other positions. Recurrent states cannot, nor tokens
-        to which learned positions were added."""
-        return self.batches and not self.parts.decoder.n_positions
-
-    def plan(self, out: Tensor, taps: Taps | None = None) -> Schedule:
-        """A graph of this model and of the activations to read, planned; no memory is taken."""
-        return schedule(Graph.of(out, *(taps.read.values() if taps else ())), self.devices)
-
-    def program(
-        self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
-    ) -> Program:
-        """The same, bound to memory of its own or to these arenas."""
-        return bind(self.plan(out, taps), self.release, arenas)
 
     # -- activations -------------------------------------------------------------------------------
 
@@ -602,8 +482,8 @@ def load(
     to the device; "off" none; "auto", the default, as few as its memory requires. Raises GGUFError,
     ModelError, AdapterError, ConfigError or DeviceError: one sentence that names the fault.
     """
-    known = next((name for name in COMPUTE_TYPES if name == compute), None)
-    if known is None:
+    compute_type = next((name for name in COMPUTE_TYPES if name == compute), None)
+    if compute_type is None:
         near = suggestion(compute, COMPUTE_TYPES)
         raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}{near}")
     if any(b.is_host for b in backends):
@@ -611,52 +491,12 @@ def load(
     file = gguf.open(path)
     parts = read(file)
     _note_zeros(file, parts)
-    model = Model(file, parts, known, [*backends, *backends_of(device, compute)])
+    model = Model(file, parts, compute_type, [*backends, *backends_of(device, compute)])
     if gpu_layers is not None or split is not None or "," in device:
-        _place(model, "all" if gpu_layers is None else gpu_layers, split or (), device)
-    _stream(model, stream_weights or "auto")
+        model.place_as_said("all" if gpu_layers is None else gpu_layers, split or (), device)
+    model.stream_as_said(stream_weights or "auto")
     given = [adapter] if isinstance(adapter, str | os.PathLike | tuple) else adapter
     return model if given is None else model.with_adapter_files(*given)
-
-
-def _place(
-    model: Model, gpu_layers: int | str, shares: Sequence[float], device: str
-) -> Placement | None:
-    """Place a model's blocks, as `load` says. None: on the one device are all."""
-    n_all = model.config.n_layer + 1
-    devices = [b for b in model.devices.backends if not b.is_host]
-    n = n_all if gpu_layers in ("all", "auto") else gpu_layers
-    if isinstance(n, str) or n < 0:
-        choice = "wanted the number of blocks on the device, all or auto"
-        raise ConfigError([("gpu_layers", f"is {gpu_layers}, {choice}")])
-    if not devices and device == "auto":
-        about = f"gpu_layers is {gpu_layers}, and no card can be used: the CPU computes all blocks"
-        warnings.warn(about, RuntimeWarning, stacklevel=3)
-        return None
-    if not devices:
-        choice = "wanted a device beside the CPU: device cuda, webgpu or auto"
-        raise ConfigError([("gpu_layers", f"is {gpu_layers}, {choice}")])
-    if gpu_layers == "auto":
-        return model.place_what_fits(model.lack_in_use, shares)
-    if n >= n_all and len(devices) == 1 and not shares:
-        return None
-    return model.place(n, shares)
-
-
-def _stream(model: Model, word: str) -> None:
-    """Have weights stream, as `load` says."""
-    if word not in WORDS:
-        raise ConfigError([("stream_weights", f"is {word!r}, known are {', '.join(WORDS)}")])
-    if word == "on":
-        model.stream(model.config.n_layer)
-    if word != "auto" or model.placement is not None:
-        return
-    device = model.devices.backends[0]
-    memory = device.memory()
-    weights = sum(w.n_bytes for w in model.parts.weights.values())
-    is_tight = device.streamed is not None and memory is not None and 3 * weights > memory[0]
-    if is_tight and (lack := model.lack_in_use()):
-        model.stream_for(lack, model.left_in_use)
 
 
 def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:

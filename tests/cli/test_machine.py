@@ -54,7 +54,7 @@ def test_a_resumed_run_computes_as_the_one_that_it_continues(
 ):
     other = "bf16" if FASTEST != "bf16" else "f32"
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("pyggml.model.FASTEST", other)
+        elsewhere.setattr("pyggml.models.on_devices.FASTEST", other)
         signal_after(2)
         assert finetune("--checkpoint-dir", tmp_path / "c").code == 130
     ended = finetune("--resume", tmp_path / "c")

@@ -28,7 +28,9 @@ from runs import state, steps
 
 
 def test_a_step_s_gradient_is_that_of_its_window(trainer_of, monkeypatch):
-    monkeypatch.setattr("pyggml.model.FASTEST", "f32")  # windows of other lengths round otherwise
+    monkeypatch.setattr(
+        "pyggml.models.on_devices.FASTEST", "f32"
+    )  # windows of other lengths round otherwise
     trainer = trainer_of(batch=1, max_steps=1, clip=0.0, seed=3)
     model, train = trainer.model, trainer.corpus.train
     window = train.order(3, 0)[0]

@@ -108,7 +108,7 @@ def test_a_cache_in_float16_costs_their_rounding(architecture, tiny, monkeypatch
 @pytest.mark.parametrize("name", ["qwen3-Q8_0", "llama-Q4_K_M"])
 def test_halves_are_lost_in_the_rounding_of_products(fastest, name, golden_file, monkeypatch):
     """In bytes, what differs little before rounding may differ by a whole step after it."""
-    monkeypatch.setattr("pyggml.model.FASTEST", fastest)
+    monkeypatch.setattr("pyggml.models.on_devices.FASTEST", fastest)
     monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 16)
     model = pyggml.load(golden_file(f"{name}.gguf"))
     assert fed_error(model, np.arange(40) * 7 % model.config.n_vocab) < 1e-3
