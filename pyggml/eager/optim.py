@@ -32,8 +32,8 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, leaf, zeros
-from pyggml.ops import add, cpy, opt_step_adamw, opt_step_sgd, scale
-from pyggml.ops.optim import OPT_STEP_ADAMW, adamw_moments, adamw_settings
+from pyggml.ops import add, cpy, formulas, opt_step_adamw, opt_step_sgd, scale
+from pyggml.ops.optim import OPT_STEP_ADAMW, adamw_settings
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 
 
@@ -208,7 +208,8 @@ class AdamW(Optimiser):
 
     def update(self, i: int, p: np.ndarray, g: np.ndarray) -> np.ndarray:
         moments = self.m[i], self.v[i]
-        self.m[i], self.v[i] = adamw_moments(g, *moments, *self.betas)
+        beta1, beta2 = self.betas
+        self.m[i], self.v[i] = formulas.moments(g, *moments, beta1=beta1, beta2=beta2)
         return OPT_STEP_ADAMW.ref(p, g, *moments, self.settings())
 
     def node(self, i: int, p: Tensor, g: Tensor, settings: Tensor) -> Tensor:

@@ -128,7 +128,8 @@ def formula(
     single: tuple[str, ...] = (),
     tiled: tuple[str, ...] = (),
 ) -> Formula:
-    """The formula of a function: its positional arguments are sources, its keywords settings.
+    """The formula of a function: its positional arguments are sources, its keywords settings, what
+    it returns the result or a tuple of several.
 
     shared, single, tiled: names of sources, see Formula
     """
@@ -136,9 +137,10 @@ def formula(
     for name, argument in inspect.signature(function).parameters.items():
         by_kind[argument.kind is argument.KEYWORD_ONLY].append(name)
     sources, settings = by_kind[False], by_kind[True]
-    result = function(*map(symbol, sources), **{name: symbol(name) for name in settings})
+    value = function(*map(symbol, sources), **{name: symbol(name) for name in settings})
+    results = value if isinstance(value, tuple) else (value,)
     name = function.__name__.strip("_")
-    return Formula(name, tuple(sources), tuple(settings), (result,), shared, single, tiled)
+    return Formula(name, tuple(sources), tuple(settings), results, shared, single, tiled)
 
 
 def gradient_formula(name: str, of: Formula, source: str) -> Formula:

@@ -42,7 +42,7 @@ class Language:
         statements: list[str] = []
         texts: dict[Expression, str] = {}
         parts = list(parts_of(*roots))
-        uses = Counter(o for e in parts for o in e.operands)
+        uses = Counter((*roots, *(o for e in parts for o in e.operands)))
         for e in parts:
             text = self._text(e, texts, symbols or {})
             if uses[e] > 1 and e.operands:

@@ -62,15 +62,18 @@ def loop_text(name: str, formula: Formula, kinds: Sequence[DType] = ()) -> str:
     return f"{head}    for i in range(_y0.size):\n{body}"
 
 
-def _task_text(loop: str, n_arrays: int, settings: Sequence[str]) -> str:
-    """The task that gives the loop its share of the arrays, which are the first arguments."""
+def _task_text(
+    loop: str, n_arrays: int, settings: Sequence[str], values: Sequence[str] = ()
+) -> str:
+    """The task that gives the loop its share of the arrays, which are the first arguments. values:
+    of the loop's settings, where those of the task are no numbers"""
     arrays = [f"a{i}" for i in range(n_arrays)]
     shares = [f"{a}[start : start + {SHARE}]" for a in arrays]
     return (
         f"def {loop}_task(arguments, task, thread):\n"
         f"    {', '.join((*arrays, *settings))}, = arguments[0]\n"
         f"    start = task * {SHARE}\n"
-        f"    {loop}({', '.join((*shares, *settings))})\n"
+        f"    {loop}({', '.join((*shares, *(values or settings)))})\n"
     )
 
 
@@ -91,11 +94,11 @@ def loop_of(formula: Formula, kinds: tuple[DType, ...]) -> Callable[..., Any]:
     return define(loop_text(name, formula, kinds), name, NAMES)
 
 
-def _loop(formula: Formula, kinds: tuple[DType, ...]) -> Any:
+def _loop(formula: Formula, kinds: tuple[DType, ...], fuses: bool = False) -> Any:
     """The loop that tasks call. Its name says what its text is."""
     digest = hashlib.sha256(loop_text("", formula, kinds).encode()).hexdigest()[:12]
     name = f"{formula.name}_{digest}"
-    return apart(define(loop_text(name, formula, kinds), name, NAMES))
+    return apart(define(loop_text(name, formula, kinds), name, NAMES), fuses)
 
 
 def _code(loop: Any, text: str, *takes: Any) -> Code:
@@ -123,10 +126,10 @@ def _rows_code(formula: Formula) -> Code:
 
 
 @cache
-def inlined(of: Formula) -> Any:
+def inlined(of: Formula, compiled: Callable[[Callable], Any] = kernel) -> Any:
     """A function for other kernels: of one number of each source, then the settings."""
     arguments = (*of.sources, *of.settings)
-    return kernel(define_function(PYTHON, f"{of.name}_formula", arguments, of.results, NAMES))
+    return compiled(define_function(PYTHON, f"{of.name}_formula", arguments, of.results, NAMES))
 
 
 def by_formula(formula: Formula) -> Callable[[Site], Call]:
@@ -143,6 +146,35 @@ def by_formula(formula: Formula) -> Callable[[Site], Call]:
         touches = [pieces(a, SHARE, i >= n) for i, a in enumerate(arrays)]
         values = (*arrays, *settings)
         return Call(launch, tuple_stage(code_of(formula, kinds), values, n_shares, None, touches))
+
+    return run
+
+
+@cache
+def _step_code(of: Formula) -> Code:
+    """The task of `by_step`; its tuple: p, moments, sources, settings."""
+    loop, n = _loop(of, (F32,) * len(of.sources), fuses=True), len(of.results) + len(of.sources)
+    values = [f"s[{i}]" for i in range(len(of.settings))]
+    takes = [types.Array(types.float32, 1, "C")] * (n + 1)
+    return _code(loop, _task_text(loop.__name__, n, ["s"], values), *takes)
+
+
+def by_step(of: Formula) -> Callable[[Site], Call]:
+    """What binds an optimiser's step to a node: of a parameter and moments, the sources from the
+    third on, in their own memory. The last source holds the settings, which each run reads anew."""
+
+    def run(site: Site) -> Call:
+        *sources, settings = (a.reshape(-1) for a in site.src)
+        arrays = (site.out.reshape(-1), *sources[2:], *sources)
+        if not JIT:
+            loop = loop_of(of, (F32,) * len(sources))
+            return Call(lambda *given: loop(*given[:-1], *given[-1]), *arrays, settings)
+        n = len(sources) - 1
+        touches = [pieces(a, SHARE, i >= n) for i, a in enumerate(arrays)]
+        n_shares, frame = -(-site.out.size // SHARE), (*arrays, settings)
+        return Call(
+            launch, tuple_stage(_step_code(of), frame, n_shares, None, [*touches, whole(settings)])
+        )
 
     return run
 

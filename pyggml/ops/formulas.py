@@ -6,6 +6,9 @@ such as exp, are in pyggml.formulas.expression.
 """
 
 import math
+from typing import TypeVar
+
+import numpy as np
 
 from pyggml.formulas.expression import (
     Expression,
@@ -24,6 +27,7 @@ from pyggml.formulas.expression import (
 )
 from pyggml.formulas.rows import LENGTH, largest, mean, pick, total, wide_total
 
+Number = TypeVar("Number", Expression, np.ndarray)
 LOWEST = -3e38  # no score; a device may lack -inf
 LEAST = 2.0**-126  # that a probability is taken to be in a logarithm: float32's least normal
 
@@ -277,3 +281,45 @@ def case_pull(q: Expression, log_p: Expression, *, beta: Expression) -> Expressi
     """How much more of p the loss wants: its slope by ln p with the sign turned, less what all
     cases have in common with p."""
     return where(beta > 0, -_above_mixture(q, log_p, beta)[1], q)
+
+
+# -- steps of optimisers: the new parameter, then the new moments ---------------------------------
+
+
+def moments(
+    g: Number, m: Number, v: Number, *, beta1: Number | float, beta2: Number | float
+) -> tuple[Number, Number]:
+    """The running means of g and of g²."""
+    return m * beta1 + g * (1 - beta1), v * beta2 + g * g * (1 - beta2)
+
+
+def moved(
+    p: Expression, m: Expression, v: Expression, *, alpha: Expression, eps: Expression,
+    decay: Expression, beta1h: Expression, beta2h: Expression,
+) -> Expression:  # fmt: skip
+    """p after AdamW's step with these moments."""
+    return p * (1 - alpha * decay) - alpha * (m * beta1h) / (sqrt(v * beta2h) + eps)
+
+
+def opt_step_adamw(
+    p: Expression, g: Expression, m: Expression, v: Expression, *, alpha: Expression,
+    beta1: Expression, beta2: Expression, eps: Expression, decay: Expression, beta1h: Expression,
+    beta2h: Expression,
+) -> tuple[Expression, ...]:  # fmt: skip
+    m, v = moments(g, m, v, beta1=beta1, beta2=beta2)
+    hats = {"beta1h": beta1h, "beta2h": beta2h}
+    return moved(p, m, v, alpha=alpha, eps=eps, decay=decay, **hats), m, v
+
+
+def opt_step_lion(
+    p: Expression, g: Expression, m: Expression, *, alpha: Expression, beta1: Expression,
+    beta2: Expression, decay: Expression,
+) -> tuple[Expression, ...]:  # fmt: skip
+    along = m * beta1 + g * (1 - beta1)
+    return p * (1 - alpha * decay) - alpha * sgn(along), m * beta2 + g * (1 - beta2)
+
+
+def opt_step_sgd(
+    p: Expression, g: Expression, *, alpha: Expression, decay: Expression
+) -> Expression:
+    return p * (1 - alpha * decay) - alpha * g

@@ -10,25 +10,28 @@ opt_step_sgd     p = p·(1 − α·wd) − α·g
 
 The settings are data, not parameters of the node, so that one plan serves every step. AdamW takes
 [α, β1, β2, ε, wd, β1h, β2h], with β1h = 1/(1 − β1ⁿ) and β2h = 1/(1 − β2ⁿ) at step n; Lion takes
-[α, β1, β2, wd], SGD [α, wd].
+[α, β1, β2, wd], SGD [α, wd]. The steps' formulas are in pyggml/ops/formulas.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isfinite, prod, sqrt
+from typing import Any
 
 import numpy as np
 
+from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Op, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
-from pyggml.jit import kernel, parallel, prange
+from pyggml.jit import parallel, prange
 from pyggml.jit.tasks import SHARE
-from pyggml.kernels.kernel import Site, cpu_kernel, flat
+from pyggml.kernels.formulas import by_step
+from pyggml.kernels.kernel import Site, cpu_kernel
+from pyggml.ops import formulas
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_gapless, expect_number, expect_type
 
 _NO_LOSS = NoGrad("an optimiser step is not part of the loss")
-_ONE = np.float32(1)
 
 
 def clip_norm(g: Tensor, limit: float) -> Tensor:
@@ -75,13 +78,6 @@ def adamw_settings(
     """What AdamW's step n reads; steps count from 1."""
     hats = (1 / (1 - beta**n) for beta in betas)
     return lr, *betas, eps, weight_decay, *hats
-
-
-def adamw_moments(
-    g: np.ndarray, m: np.ndarray, v: np.ndarray, beta1: float, beta2: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """m and v after one step."""
-    return m * beta1 + g * (1 - beta1), v * beta2 + g * g * (1 - beta2)
 
 
 # -- clip_norm ----------------------------------------------------------------------------------
@@ -144,42 +140,42 @@ CLIP_NORM = op(
 )
 cpu_kernel(CLIP_NORM, _run_clip, scratch=lambda node, compute: 8 * _n_pieces(node))
 
-# -- opt_step_adamw -----------------------------------------------------------------------------
+# -- steps --------------------------------------------------------------------------------------
+
+STEPS: dict[str, Formula] = {}  # by the name of the op
 
 
-def _adamw_spec(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor) -> Spec:
-    expect_type("opt_step_adamw", "p", p)
-    for what, t in zip("gmv", (g, m, v), strict=True):
-        expect("opt_step_adamw", what, t, p.shape)
-    expect("opt_step_adamw", "settings", settings, (7,))
-    return Spec(p.shape)
+def _step_op(
+    function: Callable[..., Any], ggml: GGMLOp, samples: Callable[..., Iterator[Sample]]
+) -> Op:
+    """The op of a step: of p, which it changes, g, moments, which change too, and settings."""
+    of = STEPS[function.__name__] = formula(function)
+    name, shape = of.name, (len(of.settings),)
 
+    def spec(p: Tensor, *sources: Tensor) -> Spec:
+        expect_type(name, "p", p)
+        for what, t in zip(of.sources[1:], sources, strict=False):
+            expect(name, what, t, p.shape)
+        expect(name, "settings", sources[-1], shape)
+        return Spec(p.shape)
 
-@kernel
-def _adamw_strip(p, g, m, v, settings):
-    alpha, beta1, beta2, eps, decay, beta1h, beta2h = settings
-    keep = _ONE - alpha * decay
-    for j in range(p.size):
-        m[j] = m[j] * beta1 + g[j] * (_ONE - beta1)
-        v[j] = v[j] * beta2 + g[j] * g[j] * (_ONE - beta2)
-        p[j] = p[j] * keep - alpha * (m[j] * beta1h) / (np.sqrt(v[j] * beta2h) + eps)
+    def ref(*arrays: np.ndarray) -> np.ndarray:
+        *sources, settings = arrays
+        return of(*sources, **dict(zip(of.settings, settings, strict=True)))
 
-
-@parallel
-def _adamw(out, p, g, m, v, settings):
-    s = settings
-    scalars = (s[0], s[1], s[2], s[3], s[4], s[5], s[6])
-    for c in prange((p.size + SHARE - 1) // SHARE):
-        a, b = c * SHARE, min((c + 1) * SHARE, p.size)
-        _adamw_strip(out[a:b], g[a:b], m[a:b], v[a:b], scalars)
-
-
-def _adamw_ref(
-    p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, settings: np.ndarray
-) -> np.ndarray:
-    alpha, beta1, beta2, eps, decay, beta1h, beta2h = settings
-    m, v = adamw_moments(g, m, v, beta1, beta2)
-    return np.asarray(p * (1 - alpha * decay) - alpha * m * beta1h / (np.sqrt(v * beta2h) + eps))
+    step = op(
+        name=name,
+        ggml=ggml,
+        spec=spec,
+        ref=ref,
+        grad=_NO_LOSS,
+        samples=samples,
+        refuses=NO_SETTINGS,
+        memory=Memory.ALIAS,
+        changes=tuple(range(2, len(of.sources))),
+    )
+    cpu_kernel(step, by_step(of))
+    return step
 
 
 def _adamw_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -190,86 +186,10 @@ def _adamw_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((p, g, m, v, np.array(settings)))
 
 
-OPT_STEP_ADAMW = op(
-    name="opt_step_adamw",
-    ggml=GGMLOp.OPT_STEP_ADAMW,
-    spec=_adamw_spec,
-    ref=_adamw_ref,
-    grad=_NO_LOSS,
-    samples=_adamw_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.ALIAS,
-    changes=(2, 3),
-)
-cpu_kernel(OPT_STEP_ADAMW, flat(_adamw))
-
-# -- opt_step_lion ------------------------------------------------------------------------------
-
-
-def _lion_spec(p: Tensor, g: Tensor, m: Tensor, settings: Tensor) -> Spec:
-    expect_type("opt_step_lion", "p", p)
-    for what, t in zip("gm", (g, m), strict=True):
-        expect("opt_step_lion", what, t, p.shape)
-    expect("opt_step_lion", "settings", settings, (4,))
-    return Spec(p.shape)
-
-
-@kernel
-def _lion(out, p, g, m, settings):
-    """out and p are the same memory."""
-    alpha, beta1, beta2, decay = settings[0], settings[1], settings[2], settings[3]
-    keep = _ONE - alpha * decay
-    for j in range(out.size):
-        direction = np.sign(m[j] * beta1 + g[j] * (_ONE - beta1))
-        out[j] = out[j] * keep - alpha * direction
-        m[j] = m[j] * beta2 + g[j] * (_ONE - beta2)
-
-
-def _lion_ref(p: np.ndarray, g: np.ndarray, m: np.ndarray, settings: np.ndarray) -> np.ndarray:
-    alpha, beta1, _, decay = settings
-    return np.asarray(p * (1 - alpha * decay) - alpha * np.sign(m * beta1 + g * (1 - beta1)))
-
-
 def _lion_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in [(1,), (5, 33), (3, 1700)]:
         p, g, m = rng.standard_normal((3, *shape))
         yield Sample((p, g, m, np.array([0.1, 0.9, 0.99, 0.2])))
-
-
-OPT_STEP_LION = op(
-    name="opt_step_lion",
-    ggml=GGMLOp.CUSTOM,
-    spec=_lion_spec,
-    ref=_lion_ref,
-    grad=_NO_LOSS,
-    samples=_lion_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.ALIAS,
-    changes=(2,),
-)
-cpu_kernel(OPT_STEP_LION, flat(_lion))
-
-# -- opt_step_sgd -------------------------------------------------------------------------------
-
-
-def _sgd_spec(p: Tensor, g: Tensor, settings: Tensor) -> Spec:
-    expect_type("opt_step_sgd", "p", p)
-    expect("opt_step_sgd", "g", g, p.shape)
-    expect("opt_step_sgd", "settings", settings, (2,))
-    return Spec(p.shape)
-
-
-@kernel
-def _sgd(out, p, g, settings):
-    """out and p are the same memory."""
-    keep = _ONE - settings[0] * settings[1]
-    rate = settings[0]
-    for j in range(out.size):
-        out[j] = out[j] * keep - rate * g[j]
-
-
-def _sgd_ref(p: np.ndarray, g: np.ndarray, settings: np.ndarray) -> np.ndarray:
-    return np.asarray(p * (1 - settings[0] * settings[1]) - settings[0] * g)
 
 
 def _sgd_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -278,14 +198,6 @@ def _sgd_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((p, g, np.array([0.1, 0.2])))
 
 
-OPT_STEP_SGD = op(
-    name="opt_step_sgd",
-    ggml=GGMLOp.OPT_STEP_SGD,
-    spec=_sgd_spec,
-    ref=_sgd_ref,
-    grad=_NO_LOSS,
-    samples=_sgd_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.ALIAS,
-)
-cpu_kernel(OPT_STEP_SGD, flat(_sgd))
+OPT_STEP_ADAMW = _step_op(formulas.opt_step_adamw, GGMLOp.OPT_STEP_ADAMW, _adamw_samples)
+OPT_STEP_LION = _step_op(formulas.opt_step_lion, GGMLOp.CUSTOM, _lion_samples)
+OPT_STEP_SGD = _step_op(formulas.opt_step_sgd, GGMLOp.OPT_STEP_SGD, _sgd_samples)

@@ -16,13 +16,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pyggml.formulas.formula import formula
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I8
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import exact, kernel, parallel, prange
+from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Site, cpu_kernel
+from pyggml.ops import formulas
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.optim import OPT_STEP_ADAMW, adamw_settings
 
@@ -89,11 +92,16 @@ def _place(x):
 # -- the step -----------------------------------------------------------------------------------
 
 
+# Reordered, g² would be taken from itself.
+_new_moments = inlined(formula(formulas.moments), exact)
+_moved = inlined(formula(formulas.moved))
+
+
 @exact
 def _moments(g, m, v, of_m, of_v, beta1, beta2):
-    """Both moments of one number, with its gradient. Reordered, g² would be taken from itself."""
+    """Both moments of one number, with its gradient."""
     first, second = M_VALUES[np.uint8(m)] * of_m, V_VALUES[np.uint8(v)] * of_v
-    return first * beta1 + g * (_ONE - beta1), second * beta2 + g * g * (_ONE - beta2)
+    return _new_moments(g, first, second, beta1, beta2)
 
 
 @kernel
@@ -101,14 +109,14 @@ def _block_step(p, g, m, v, of_m, of_v, settings):
     """A block, of magnitudes of_m and of_v; its new ones. The moments are computed twice: once to
     learn these."""
     alpha, beta1, beta2, eps, decay, beta1h, beta2h = settings
-    keep, m_most, v_most = _ONE - alpha * decay, np.float32(0), np.float32(0)
+    m_most, v_most = np.float32(0), np.float32(0)
     for j in range(p.size):
         first, second = _moments(g[j], m[j], v[j], of_m, of_v, beta1, beta2)
         m_most, v_most = max(m_most, abs(first)), max(v_most, second)
     m_whole, v_whole = max(m_most, TINY), max(v_most, TINY)
     for j in range(p.size):
         first, second = _moments(g[j], m[j], v[j], of_m, of_v, beta1, beta2)
-        p[j] = p[j] * keep - alpha * (first * beta1h) / (np.sqrt(second * beta2h) + eps)
+        p[j] = _moved(p[j], first, second, alpha, eps, decay, beta1h, beta2h)
         m[j], v[j] = M_CODES[_place(first / m_whole)], V_CODES[_place(second / v_whole)]
     return m_most, v_most
 

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, rows_apart
-from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.formulas import NAMES, ONE, ZERO, device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
@@ -19,7 +20,11 @@ from pyggml.backends.cuda.runtime.launches import (
     per_rows,
 )
 from pyggml.backends.cuda.runtime.table import declare
+from pyggml.formulas.formula import Formula, formula
+from pyggml.formulas.text import define
 from pyggml.graph.call import Call
+from pyggml.ops import formulas
+from pyggml.ops.optim import STEPS
 from pyggml.ops.optim_8bit import BLOCK, HALF, M_CODES, M_VALUES, TINY, V_CODES, V_VALUES, n_blocks
 
 _PIECE = 1 << 14  # numbers whose squares one block adds up
@@ -69,33 +74,23 @@ def _clip_norm(site: CudaSite) -> Call:
     return in_turn(*calls)
 
 
-# What a step makes of one number x, number i of its parameter; moments change.
-
-
-@device
-def adamw_of(x, i, sources):
-    """s = [α, β1, β2, ε, wd, β1h, β2h]."""
-    g, m, v, s = sources
-    first = m[i] * s[1] + g[i] * (ONE - s[1])
-    second = v[i] * s[2] + g[i] * g[i] * (ONE - s[2])
-    m[i], v[i] = first, second
-    return x * (ONE - s[0] * s[4]) - s[0] * (first * s[5]) / (math.sqrt(second * s[6]) + s[3])
-
-
-@device
-def lion_of(x, i, sources):
-    """s = [α, β1, β2, wd]."""
-    g, m, s = sources
-    along = m[i] * s[1] + g[i] * (ONE - s[1])
-    m[i] = m[i] * s[2] + g[i] * (ONE - s[2])
-    return x * (ONE - s[0] * s[3]) - s[0] * (np.float32(along > ZERO) - np.float32(along < ZERO))
-
-
-@device
-def sgd_of(x, i, sources):
-    """s = [α, wd]."""
-    g, s = sources
-    return x * (ONE - s[0] * s[1]) - s[0] * g[i]
+@cache
+def number_step(of: Formula) -> Any:
+    """step(x, i, sources): what a step makes of number i of a parameter, x; moments change."""
+    moments = of.sources[2:]
+    numbers = [f"{s}[i]" for s in of.sources[1:]] + [f"s[{i}]" for i in range(len(of.settings))]
+    news = [f"new_{m}" for m in moments]
+    stores = [f"        {m}[i] = {new}\n" for m, new in zip(moments, news, strict=True)]
+    text = (
+        "def closing_over(formula):\n"
+        "    def step(x, i, sources):\n"
+        f"        {', '.join(of.sources[1:])}, s = sources\n"
+        f"        {', '.join(('new', *news))} = formula(x, {', '.join(numbers)})\n"
+        f"{''.join(stores)}"
+        "        return new\n"
+        "    return step\n"
+    )
+    return device(define(text, "closing_over", NAMES)(device_formula(of)))
 
 
 def _steps_by(number: Callable) -> Any:
@@ -108,11 +103,14 @@ def _steps_by(number: Callable) -> Any:
     return run
 
 
+_new_moments, _moved = (device_formula(formula(f)) for f in (formulas.moments, formulas.moved))
+
+
 @device
 def _moments(j, g, m, v, of_m, of_v, m_values, v_values, s):
     """Both moments of number j, of a block of these magnitudes."""
     first, second = m_values[np.uint8(m[j])] * of_m, v_values[np.uint8(v[j])] * of_v
-    return first * s[1] + g[j] * (ONE - s[1]), second * s[2] + g[j] * g[j] * (ONE - s[2])
+    return _new_moments(g[j], first, second, s[1], s[2])
 
 
 @device
@@ -136,7 +134,7 @@ def steps_by_8_bits(widen: Callable, narrow: Callable) -> Any:
         """A block of threads takes one of numbers; out and p are the same memory."""
         parts = cuda.shared.array(THREADS, np.float32)
         m_values, v_values, m_codes, v_codes = tables
-        keep, n_blocks = ONE - s[0] * s[4], scales.size // 2
+        n_blocks = scales.size // 2
         for b in range(cuda.blockIdx.x, n_blocks, cuda.gridDim.x):
             first, last = b * BLOCK + cuda.threadIdx.x, min((b + 1) * BLOCK, out.size)
             of_m, of_v, m_most, v_most = scales[b], scales[n_blocks + b], ZERO, ZERO
@@ -147,7 +145,7 @@ def steps_by_8_bits(widen: Callable, narrow: Callable) -> Any:
             m_whole, v_whole = max(m_most, TINY), max(v_most, TINY)
             for j in range(first, last, cuda.blockDim.x):
                 x, y = _moments(j, g, m, v, of_m, of_v, m_values, v_values, s)
-                new = widen(p[j]) * keep - s[0] * (x * s[5]) / (math.sqrt(y * s[6]) + s[3])
+                new = _moved(widen(p[j]), x, y, s[0], s[3], s[4], s[5], s[6])
                 out[j] = narrow(new, j, draw, stream)
                 m[j], v[j] = m_codes[_place(x / m_whole)], v_codes[_place(y / v_whole)]
             if cuda.threadIdx.x == 0:
@@ -185,9 +183,5 @@ def _clip_scratch(node, compute):
 
 declare("opt_step_adamw_8bit", CudaKernel(_bind_8bit))
 declare("clip_norm", CudaKernel(_clip_norm, scratch=_clip_scratch))
-for _name, _number in {
-    "opt_step_adamw": adamw_of,
-    "opt_step_lion": lion_of,
-    "opt_step_sgd": sgd_of,
-}.items():
-    declare(_name, CudaKernel(_step(_steps_by(_number))))
+for _name, _of in STEPS.items():
+    declare(_name, CudaKernel(_step(_steps_by(number_step(_of)))))

@@ -11,13 +11,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.dropout import philox
 from pyggml.backends.cuda.ops.layout.copies import bf16_to_float
-from pyggml.backends.cuda.ops.optim import (
-    adamw_of,
-    bind_8_bits,
-    lion_of,
-    sgd_of,
-    steps_by_8_bits,
-)
+from pyggml.backends.cuda.ops.optim import bind_8_bits, number_step, steps_by_8_bits
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
@@ -26,6 +20,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F16, DType
 from pyggml.jit.tasks import SHARE
 from pyggml.ops.arithmetic.dropout import EIGHTH
+from pyggml.ops.optim import STEPS
 
 
 @device
@@ -91,10 +86,6 @@ def _bind_8bit(site: CudaSite) -> Call:
 _TYPES = {BF16: (bf16_to_float, _to_bf16), F16: (_of_f16, _to_f16)}
 _BY_8_BITS = {kind: steps_by_8_bits(*of_kind) for kind, of_kind in _TYPES.items()}
 declare("opt_step_adamw_8bit_half", CudaKernel(_bind_8bit))
-for _name, _number in {
-    "opt_step_adamw_half": adamw_of,
-    "opt_step_lion_half": lion_of,
-    "opt_step_sgd_half": sgd_of,
-}.items():
-    _kernels = {kind: _steps_by(_number, *of_kind) for kind, of_kind in _TYPES.items()}
-    declare(_name, CudaKernel(_bind_step(_kernels)))
+for _name, _of in STEPS.items():
+    _kernels = {kind: _steps_by(number_step(_of), *of_kind) for kind, of_kind in _TYPES.items()}
+    declare(f"{_name}_half", CudaKernel(_bind_step(_kernels)))

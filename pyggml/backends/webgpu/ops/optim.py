@@ -4,8 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.formulas import statements_of
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element, whole
+from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.tensor import Tensor
+from pyggml.ops import formulas
+from pyggml.ops.optim import STEPS
 from pyggml.ops.optim_8bit import HALF, M_CODES, M_VALUES, TINY, V_CODES, V_VALUES, n_blocks
 
 _PIECE = 1 << 12  # numbers whose squares one workgroup adds up
@@ -28,32 +32,23 @@ _SHORTEN = """
     let norm = norm_at(0u);
     if (i < N && norm > LIMIT && norm < 3.0e38) { put_g(i, g_at(i) * (LIMIT / norm)); }
 """
-# What a step makes of one number p, number i of its parameter; moments change.
-ADAMW = """
-fn stepped(i: u32, p: f32) -> f32 {
-    let g = g_at(i);
-    let m = m_at(i) * s_at(1u) + g * (1.0 - s_at(1u));
-    let v = v_at(i) * s_at(2u) + g * g * (1.0 - s_at(2u));
-    put_m(i, m);
-    put_v(i, v);
-    let keep = 1.0 - s_at(0u) * s_at(4u);
-    return p * keep - s_at(0u) * (m * s_at(5u)) / (sqrt(v * s_at(6u)) + s_at(3u));
-}
-"""
-LION = """
-fn stepped(i: u32, p: f32) -> f32 {
-    let g = g_at(i);
-    let m = m_at(i);
-    let along = m * s_at(1u) + g * (1.0 - s_at(1u));
-    put_m(i, m * s_at(2u) + g * (1.0 - s_at(2u)));
-    return p * (1.0 - s_at(0u) * s_at(3u)) - s_at(0u) * sign(along);
-}
-"""
-SGD = """
-fn stepped(i: u32, p: f32) -> f32 {
-    return p * (1.0 - s_at(0u) * s_at(1u)) - s_at(0u) * g_at(i);
-}
-"""
+
+
+def _settings(of: Formula) -> dict[str, str]:
+    """The texts of a step's settings."""
+    return {name: f"s_at({i}u)" for i, name in enumerate(of.settings)}
+
+
+def stepped(of: Formula) -> str:
+    """stepped(i, p): what a step makes of number i of a parameter, p; moments change."""
+    _, *read = of.sources
+    lines = [f"let {name} = {name}_at(i);" for name in read]
+    lines += [statements_of(of, _settings(of))]
+    lines += [f"put_{name}(i, y{k});" for k, name in enumerate(read[1:], 1)]
+    body = "\n    ".join(lines)
+    return f"fn stepped(i: u32, p: f32) -> f32 {{\n    {body}\n    return y;\n}}\n"
+
+
 _IN_FLOAT32 = whole("""
     let i = group * 256u + me;
     if (i < N) { put_y(i, stepped(i, p_at(i))); }
@@ -72,13 +67,15 @@ BLOCK_STEP = "var<workgroup> codes: array<u32, 512>;\n" + whole("""
         first = m_values_at(m_at(i)) * scales_at(block);
         second = v_values_at(v_at(i)) * scales_at(BLOCKS + block);
     }
-    let m = first * s_at(1u) + g * (1.0 - s_at(1u));
-    let v = second * s_at(2u) + g * g * (1.0 - s_at(2u));
+    MOMENTS
+    let m = y;
+    let v = y1;
     let m_most = highest(me, abs(m));
     let v_most = highest(me, v);
     if (i < N) {
-        let keep = 1.0 - s_at(0u) * s_at(4u);
-        let x = p_at(i) * keep - s_at(0u) * (m * s_at(5u)) / (sqrt(v * s_at(6u)) + s_at(3u));
+        let p = p_at(i);
+        MOVED
+        let x = y;
         PUT
     }
     codes[me] = m_codes_at(u32(max((m / max(m_most, TINY) + 1.0) * HALF + 0.5, 0.0)));
@@ -98,12 +95,11 @@ BLOCK_STEP = "var<workgroup> codes: array<u32, 512>;\n" + whole("""
     }
     LAST
 """)
+_TEXTS = _settings(STEPS["opt_step_adamw"])
+BLOCK_STEP = BLOCK_STEP.replace(
+    "MOMENTS", statements_of(formula(formulas.moments), {**_TEXTS, "m": "first", "v": "second"})
+).replace("MOVED", statements_of(formula(formulas.moved), _TEXTS))
 _BLOCK_IN_FLOAT32 = BLOCK_STEP.replace("PUT", "put_y(i, x);").replace("LAST", "")
-ADAMW_NAMES, LION_NAMES, SGD_NAMES = (
-    ("p", "g", "m", "v", "s"),
-    ("p", "g", "m", "s"),
-    ("p", "g", "s"),
-)
 
 
 def _pieces(node: Tensor) -> int:
@@ -128,16 +124,18 @@ def _clip_norm(site: ShaderSite) -> Sequence[Dispatch]:
     return calls
 
 
-def views_of(site: ShaderSite, names: Sequence[str]) -> dict[str, BufferRange]:
-    """The node's memory by name; y and p are the same, m and v change."""
-    views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
-    return views | {name: views[name].for_writing() for name in ("m", "v") if name in views}
+def views_of(site: ShaderSite, of: Formula, *more: str) -> dict[str, BufferRange]:
+    """The node's memory by name; y and p are the same, moments change."""
+    views = {"y": site.out, **dict(zip((*of.sources, "s", *more), site.src, strict=True))}
+    return views | {name: views[name].for_writing() for name in of.sources[2:]}
 
 
-def _step(number: str, names: Sequence[str]) -> Callable[[ShaderSite], Sequence[Dispatch]]:
+def _step(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
+    body = stepped(of) + _IN_FLOAT32
+
     def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        n, body = site.node.n_elements, number + _IN_FLOAT32
-        return [site.shaders.dispatch(body, views_of(site, names), per_element(n), {"N": n})]
+        n = site.node.n_elements
+        return [site.shaders.dispatch(body, views_of(site, of), per_element(n), {"N": n})]
 
     return bind
 
@@ -169,6 +167,5 @@ def _adamw_8bit(site: ShaderSite) -> Sequence[Dispatch]:
 
 declare("opt_step_adamw_8bit", ShaderKernel(_adamw_8bit, mixed=(2, 3)))
 declare("clip_norm", ShaderKernel(_clip_norm, scratch=_scratch))
-declare("opt_step_adamw", ShaderKernel(_step(ADAMW, ADAMW_NAMES)))
-declare("opt_step_lion", ShaderKernel(_step(LION, LION_NAMES)))
-declare("opt_step_sgd", ShaderKernel(_step(SGD, SGD_NAMES)))
+for _name, _of in STEPS.items():
+    declare(_name, ShaderKernel(_step(_of)))

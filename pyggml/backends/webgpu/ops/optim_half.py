@@ -6,24 +6,16 @@ from collections.abc import Callable, Sequence
 
 from pyggml.backends.webgpu.ops.dropout import PHILOX, TIMES
 from pyggml.backends.webgpu.ops.layout import TO_F16, words_of
-from pyggml.backends.webgpu.ops.optim import (
-    ADAMW,
-    ADAMW_NAMES,
-    BLOCK_STEP,
-    LION,
-    LION_NAMES,
-    SGD,
-    SGD_NAMES,
-    dispatch_of_blocks,
-    views_of,
-)
+from pyggml.backends.webgpu.ops.optim import BLOCK_STEP, dispatch_of_blocks, stepped, views_of
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.formulas.formula import Formula
 from pyggml.graph.dtypes import BF16, F16
 from pyggml.graph.tensor import Tensor
 from pyggml.jit.tasks import SHARE
 from pyggml.ops.arithmetic.dropout import EIGHTH
+from pyggml.ops.optim import STEPS
 
 _BITS = (
     TIMES
@@ -94,14 +86,16 @@ def _lacks(node: Tensor) -> str | None:
     return "it begins between two words" if node.src[0].offset % 4 else None
 
 
-def _step(number: str, names: Sequence[str]) -> Callable[[ShaderSite], Sequence[Dispatch]]:
+def _step(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
+    body = stepped(of) + _BY_WORDS
+
     def bind(site: ShaderSite) -> Sequence[Dispatch]:
         node, n = site.node, site.node.n_elements
-        body = _BITS + _NARROW[node.dtype] + number + _BY_WORDS
-        views = views_of(site, (*names, "draw"))
+        views = views_of(site, of, "draw")
         views |= {"y": words_of(site.out)[0], "p": numbers(site.src[0], node.dtype)}
+        text = _BITS + _NARROW[node.dtype] + body
         return [
-            site.shaders.dispatch(body, views, per_element(-(-n // 2)), {"N": n, **_dice(node)})
+            site.shaders.dispatch(text, views, per_element(-(-n // 2)), {"N": n, **_dice(node)})
         ]
 
     return bind
@@ -119,10 +113,6 @@ def _dice(node: Tensor) -> dict[str, int]:
 
 
 declare("opt_step_adamw_8bit_half", ShaderKernel(_adamw_8bit, lacks=_lacks, mixed=(0, 2, 3, 7)))
-for _name, _number, _names in (
-    ("opt_step_adamw_half", ADAMW, ADAMW_NAMES),
-    ("opt_step_lion_half", LION, LION_NAMES),
-    ("opt_step_sgd_half", SGD, SGD_NAMES),
-):
-    _mixed = 0, len(_names) + 1
-    declare(_name, ShaderKernel(_step(_number, _names), lacks=_lacks, mixed=_mixed))
+for _name, _of in STEPS.items():
+    _mixed = 0, len(_of.sources) + 2  # p, and the result
+    declare(f"{_name}_half", ShaderKernel(_step(_of), lacks=_lacks, mixed=_mixed))

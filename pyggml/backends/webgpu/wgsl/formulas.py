@@ -48,10 +48,10 @@ WGSL = Language(
 )
 
 
-def statements_of(formula: Formula, sources: Mapping[str, str]) -> str:
-    """Statements that end with `let y = …;`, of further results `let y1 = …;` and so on. Sources
-    have these texts, a setting is p_NAME."""
-    symbols = {**sources, **{name: f"p_{name}" for name in formula.settings}}
+def statements_of(formula: Formula, texts: Mapping[str, str]) -> str:
+    """Statements that end with `let y = …;`, of further results `let y1 = …;` and so on. texts: of
+    sources and settings; else a setting is p_NAME."""
+    symbols = {**{name: f"p_{name}" for name in formula.settings}, **texts}
     statements, values = WGSL.lines(formula.results, symbols)
     results = (f"let y{i or ''} = {value};" for i, value in enumerate(values))
     return "\n".join([*statements, *results])
