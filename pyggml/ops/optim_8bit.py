@@ -25,8 +25,8 @@ from pyggml.graph.tensor import Tensor
 from pyggml.jit import exact, kernel, parallel, prange
 from pyggml.kernels.formulas import inlined
 from pyggml.kernels.kernel import Site, cpu_kernel
-from pyggml.ops import formulas
 from pyggml.ops.expect import expect, expect_gapless, expect_type
+from pyggml.ops.formulas import moments, moved
 from pyggml.ops.optim import OPT_STEP_ADAMW, adamw_settings
 
 BLOCK = 256  # numbers that share a magnitude
@@ -93,8 +93,8 @@ def _place(x):
 
 
 # Reordered, g² would be taken from itself.
-_new_moments = inlined(formula(formulas.moments), exact)
-_moved = inlined(formula(formulas.moved))
+_new_moments = inlined(formula(moments), exact)
+_moved = inlined(formula(moved))
 
 
 @exact

@@ -53,6 +53,31 @@ class More(Every):
     last: Int
 
 
+class Sum(Frame):
+    out: Floats1
+    a: Float
+
+    @kernel
+    def of_two(f, b):
+        return f.a + b
+
+
+class Product(Sum):
+    c: Float
+
+    @kernel
+    def of_two(f, b):
+        return f.a * b * f.c
+
+
+class Inherits(Product):
+    pass
+
+
+def write_of_two(f, task, thread):
+    f.out[task] = f.of_two(np.float32(task))
+
+
 @kernel
 def read_pair(f):
     return f.pair.first - f.pair.second
@@ -112,6 +137,16 @@ def test_a_frame_has_the_fields_of_its_base():
     given = values() | {"pair": Pair(9, 5)}
     launch(stage(read_more, More(**given, last=20), 3))
     assert given["out"][:4].tolist() == [24, 24, 24, -1]
+
+
+@needs_jit
+@pytest.mark.parametrize(("frame", "more", "wanted"), [
+    (Sum, {}, [3, 4]), (Product, {"c": 2.0}, [0, 6]), (Inherits, {"c": 3.0}, [0, 9]),
+])  # fmt: skip
+def test_a_task_calls_the_kernels_of_its_frame_s_class(frame, more, wanted):
+    out = np.zeros(2, np.float32)
+    launch(stage(task_code(frame)(write_of_two), frame(out=out, a=3.0, **more), 2))
+    assert out.tolist() == wanted
 
 
 WRONG = {

@@ -31,19 +31,17 @@ from pyggml.kernels.attention.softmax import MASKED, ZERO
 from pyggml.kernels.gemm.amx.rows import (
     LANES,
     LINE,
+    PIECE,
     leading,
     matrix,
     pack_group,
     packed_size,
     panel_bytes,
-    put_columns,
-    put_pairs,
-    unpack_rows,
+    unpack_panels,
 )
 from pyggml.kernels.gemm.amx.tiles import (
     SIDE,
     STEP,
-    TILE_BYTES,
     RowAddress,
     configure,
     micro_product,
@@ -60,7 +58,6 @@ from pyggml.sizes import round_up
 
 _LEAST = np.float32(np.finfo(np.float32).tiny)  # that `rest` is taken to be
 PARTS = 8  # of the vocabulary: a number of sums of o that does not depend on the threads
-PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every block
 # A block's panels, for logits and gradient, stay in the second cache; the more rows it has, the
 # less often o is met.
 FEWEST_ROWS, MOST_ROWS, BLOCK_BYTES = 128, 256, 1 << 20
@@ -101,23 +98,6 @@ class HeadTiles(Frame):
 def _pack_task(f, task, thread):
     """A group of SIDE positions."""
     pack_group(f.packed_h, f.h, f.k, f.n, f.k, task, f.numbers[thread])
-
-
-@kernel
-def _unpack_block(f, v, n, thread):
-    """n rows of W from row v on, as panels; zeros up to the next whole panel."""
-    w, rows, numbers = rows_from(f.w, v), f.rows[thread], f.numbers[thread]
-    for first in range(0, rounded_up(n, SIDE), LANES):
-        panel = f.transposed[thread, first // SIDE].ctypes.data
-        for k0 in range(0, f.k, PIECE):
-            here, k = columns_from(w, k0), min(PIECE, f.k - k0)
-            unpack_rows(rows, here, first, n, k, f.rounds, numbers)
-            to = panel + k0 // STEP * 2 * TILE_BYTES
-            put_columns(to, first % SIDE, rows, (k + STEP - 1) // STEP)
-            if f.gradient:
-                panels, width = f.pairs[thread, k0 // SIDE :], rounded_up(k, SIDE)
-                for i in range(0, LANES, 2):
-                    put_pairs(panels, first + i, rows[i], rows[i + 1], width)
 
 
 @kernel
@@ -170,7 +150,8 @@ def _part_task(f, task, thread):
     configure()
     for v in range(blocks[0] * f.block, blocks[1] * f.block, f.block):
         n = min(f.block, f.n_vocab - v)
-        _unpack_block(f, v, n, thread)
+        w, transposed, pairs = rows_from(f.w, v), f.transposed[thread], f.pairs[thread]
+        unpack_panels(f, thread, transposed, pairs, w, n, f.k, f.gradient)
         for group in range(groups[0], groups[1]):
             _meet_group(f, part, group, v, n, thread)
     release()

@@ -19,19 +19,19 @@ from pyggml.jit.tasks import launch, of_threads, pieces, stage, task_code, whole
 from pyggml.kernels.gemm.amx.rows import (
     LANES,
     LINE,
+    PIECE,
     leading,
     matrix,
     pack_group,
     packed_size,
     panel_bytes,
-    put_columns,
     put_pairs,
+    unpack_panels,
     unpack_rows,
 )
 from pyggml.kernels.gemm.amx.tiles import (
     SIDE,
     STEP,
-    TILE_BYTES,
     RowAddress,
     configure,
     micro_product,
@@ -56,8 +56,8 @@ from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 # the pieces of W's rows that are unpacked at a time.
 FORWARD_COLUMNS, FORWARD_DEPTH = 128, 3072
 BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
-PIECE = 512
 UNPACKING = 36  # rows of A take as long as to unpack the weights (Q4_K on a Xeon: 7 % of 512)
+_WT_ALONE = np.bool_(False)
 
 
 class TileProduct(Product, Beside):
@@ -80,19 +80,6 @@ def _pack_task(f, task, thread):
 
 
 # -- B's panels -----------------------------------------------------------------------------------
-
-
-@kernel
-def _transposed_panels(f, thread, w, n_rows, k):
-    """B = Wᵀ from k numbers of n_rows rows of W."""
-    rows, panels = f.rows[thread], f.panels[thread]
-    for first in range(0, rounded_up(n_rows, SIDE), LANES):
-        panel = panels[first // SIDE].ctypes.data
-        for k0 in range(0, k, PIECE):
-            here, n = columns_from(w, k0), min(PIECE, k - k0)
-            unpack_rows(rows, here, first, n_rows, n, f.rounds, f.numbers[thread])
-            to = panel + k0 // STEP * 2 * TILE_BYTES
-            put_columns(to, first % SIDE, rows, (n + STEP - 1) // STEP)
 
 
 @kernel
@@ -157,7 +144,8 @@ def _forward_task(f, task, thread):
     configure()
     for k0 in range(0, f.k, FORWARD_DEPTH):
         k = min(FORWARD_DEPTH, f.k - k0)
-        _transposed_panels(f, thread, columns_from(here, k0), n, k)
+        panels = f.panels[thread]
+        unpack_panels(f, thread, panels, panels, columns_from(here, k0), n, k, _WT_ALONE)
         _multiply(f, thread, groups, columns, k0, k)
     release()
 

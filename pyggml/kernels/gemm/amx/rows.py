@@ -18,7 +18,7 @@ from pyggml.jit.simd import fill
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
 from pyggml.kernels.gemm.bfloat16 import convert_bf16, make_round, to_bf16
 from pyggml.kernels.gemm.dots import step
-from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix
+from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix, columns_from
 from pyggml.kernels.gemm.microkernel import call_block, fetch, make_transpose
 from pyggml.kernels.gemm.panels import rounded_up
 from pyggml.quants import UNPACK
@@ -28,6 +28,7 @@ from pyggml.sizes import round_up
 
 LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets
 LANES = 16  # rows of a tile, and 32-bit words of its rows
+PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every block
 
 round_row, _ = make_round(LANES, CHOSEN.tiles)
 transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 words
@@ -198,6 +199,24 @@ def _pair_rows(typing: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) -
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 5), codegen
+
+
+@kernel
+def unpack_panels(f, thread, transposed, pairs, w, n_rows, k, both):
+    """B's panels of k numbers of n_rows rows of W: of Wᵀ, and of W if `both`; zeros up to the next
+    whole panel. f: a frame with `rows`, `numbers` and `rounds`, as unpack_rows takes them."""
+    rows = f.rows[thread]
+    for first in range(0, rounded_up(n_rows, SIDE), LANES):
+        panel = transposed[first // SIDE].ctypes.data
+        for k0 in range(0, k, PIECE):
+            here, n = columns_from(w, k0), min(PIECE, k - k0)
+            unpack_rows(rows, here, first, n_rows, n, f.rounds, f.numbers[thread])
+            to = panel + k0 // STEP * 2 * TILE_BYTES
+            put_columns(to, first % SIDE, rows, (n + STEP - 1) // STEP)
+            if both:
+                panels, width = pairs[k0 // SIDE :], rounded_up(n, SIDE)
+                for i in range(0, LANES, 2):
+                    put_pairs(panels, first + i, rows[i], rows[i + 1], width)
 
 
 def packed_size(m: int, k: int) -> int:
