@@ -13,15 +13,14 @@ from pyggml.backends.cuda.runtime.driver import (
 )
 from pyggml.backends.cuda.runtime.failures import is_failure, ran_out
 from pyggml.backends.cuda.runtime.simulator import small
-from pyggml.backends.cuda.runtime.waits import Waits
-from pyggml.graph.call import Call
 
 _CAPTURED = small(2, 0)  # the call that is captured; the simulator captures none
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 _PROGRAMMATIC = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
-_Joint = tuple[Sequence[Call], Call] | None
+_Calls = Sequence[Callable[[], None]]
+_Joint = tuple[_Calls, Callable[[], None]] | None
 
 
 class Capture:
@@ -46,7 +45,7 @@ class Capture:
         waits: Callable[[], Sequence[tuple[int, ...]]] | None = None,
         early: Callable[[Sequence[tuple[int, ...]]], Sequence[bool]] | None = None,
         prepare: Callable[[], None] | None = None,
-        joined: Callable[[Sequence[Call]], tuple[Sequence[Call], Call] | None] | None = None,
+        joined: Callable[[Any], _Joint] | None = None,
     ) -> None:
         self.calls, self.waits, self.early = tuple(calls), waits, early
         self._joined = joined
@@ -71,7 +70,9 @@ class Capture:
         for call in self.calls:
             call()
 
-    def _launch_to_capture(self, waits: Waits, early: Sequence[bool], joint: _Joint) -> None:
+    def _launch_to_capture(
+        self, waits: Sequence[tuple[int, ...]], early: Sequence[bool], joint: _Joint
+    ) -> None:
         """Each call's nodes get edges from the last nodes of those that it waits for."""
         if self.waits is None:
             self._launch()
