@@ -265,7 +265,9 @@ def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str], l
     fitting = [n for n in weights if any(fits(p, n) for own in meant.values() for p in own)]
     fixed = [name for name in fitting if any(fits(p, name) for p in FIXED)]
     faults = [
-        f"{word!r} fits no tensor of the model{suggestion(word, [*weights, *PARTS])}"
+        f"the model has no {word}"
+        if word in PARTS
+        else f"{word!r} fits no tensor of the model{suggestion(word, [*weights, *PARTS, 'last-4'])}"
         for word, own in meant.items()
         if not any(fits(pattern, name) for pattern in own for name in weights)
     ]

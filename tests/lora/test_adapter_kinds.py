@@ -327,8 +327,10 @@ def test_own_tensors_train_and_save(tiny, corpus_of, tmp_path):
 def test_tensors_that_cannot_be_trained_are_named(shared):
     model = pyggml.load(shared / "fixtures/llama-Q8_0.gguf")
     with pytest.raises(AdapterError) as caught:
-        train_tensors(model, ["blk.0.attn_q", "nothing", "output_norm"])
+        train_tensors(model, ["blk.0.attn_q", "nothing", "output_norm", "router", "last:4"])
     said = str(caught.value)
+    assert "; the model has no router; 'last:4' fits no tensor" in said
+    assert "did you mean 'last-4'?" in said and "'router'?" not in said
     assert "'nothing' fits no tensor" in said and "blk.0.attn_q.weight is Q8_0, wanted F32" in said
 
 
