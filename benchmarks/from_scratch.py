@@ -12,8 +12,9 @@ compared. Prints each side's JSON line and a table.
 
 PyTorch has three sides: float32, autocast, whose products are in bfloat16 and whose weights and
 AdamW are in float32, as ours, and bfloat16, where all of it is, weights and moments too, so that
-small steps are lost. On a card autocast alone is measured. --ops says there where the time of ours
-goes (device.py).
+small steps are lost. Ours has two more: matrices in bfloat16 whose steps are rounded by chance
+(halves), and with them moments in 8 bits. On a card ours and autocast are measured unless --sides
+says so. --ops says there where the time of ours goes (device.py).
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ SHAPES = {
     "0.6B": Shape(28, 1024, 3072, 16, N_VOCAB, 1, 512, "0.6B"),
 }
 N_STEPS = 5  # of a turn: after others' turns a first step finds cold caches and sleeping threads
-OURS, FLOAT32, AUTOCAST, BFLOAT16 = SIDES = (
-    "pyggml", "PyTorch float32", "PyTorch autocast", "PyTorch bfloat16"
-)  # fmt: skip
+FLOAT32, AUTOCAST, BFLOAT16 = PYTORCH = ("PyTorch float32", "PyTorch autocast", "PyTorch bfloat16")
+OURS, HALVES, BYTES = "pyggml", "pyggml halves", "pyggml halves 8bit"
+OF_OURS = {OURS: (False, "adamw"), HALVES: (True, "adamw"), BYTES: (True, "adamw8bit")}
+SIDES = (*OF_OURS, *PYTORCH)
 
 
 class Side(NamedTuple):
@@ -115,22 +117,24 @@ def facts(card: Any, passes: Any, by_op: bool) -> dict[str, Any]:
 
 
 def of_pyggml(s: Shape, options: argparse.Namespace) -> Side:
-    """Full training, what is trained in float32."""
+    """Full training, what is trained in float32 or in halves."""
     from batches import random_batch
 
     from pyggml.lora import TrainConfig, train_tensors
-    from pyggml.lora.optim import FlatAdamW
+    from pyggml.lora.optim import OPTIMISERS
     from pyggml.lora.ranks import ALONE
     from pyggml.lora.trainer.gradient import StepGradient
     from pyggml.lora.trainer.passes import Passes
 
     card = card_of(options)
     model = load(s, [card.backend] if card else (), options.threads)
-    trained = train_tensors(model, ["*"])
+    in_halves, name = OF_OURS[options.side]
+    trained = train_tensors(model, ["*"], in_halves)
     p, n_tokens, devices = trained.parameters, s.batch * s.n_ctx, model.devices
     passes = Passes(trained.model, p, n_tokens, s.n_ctx)
-    devices.hold(*chain(*p.buffers.values()))
-    optimiser, gradient = FlatAdamW(p, TrainConfig(), devices), StepGradient(p, devices, ALONE)
+    devices.hold(*p.trained_leaves, *chain(*p.buffers.values()))
+    optimiser = OPTIMISERS[name](p, TrainConfig(optimiser=name), devices)
+    gradient = StepGradient(p, devices, ALONE)
     batch, done = random_batch(s.batch, s.n_ctx, s.n_vocab), [0]
 
     def step() -> None:
@@ -191,8 +195,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The median step of one side."""
     s = SHAPES[options.shape]
     s = s._replace(batch=options.batch or s.batch)
-    ours = options.side == OURS
-    side = of_pyggml(s, options) if ours else of_torch(s, options)
+    side = (of_pyggml if options.side in OF_OURS else of_torch)(s, options)
     n_steps = 1 if s.size and options.device == "cpu" else N_STEPS
     side.step()
 
@@ -222,7 +225,7 @@ def race(options: argparse.Namespace) -> None:
     common += ["--batch", str(options.batch)] + ["--ops"] * options.ops
 
     def start(side: str) -> Runner:
-        python = sys.executable if side == OURS else options.torch_python
+        python = sys.executable if side in OF_OURS else options.torch_python
         return Runner(python, Path(__file__), "--side", side, *common)
 
     with ThreadPoolExecutor() as pool:
@@ -249,7 +252,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help="measure this one alone")
     parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
     options = parser.parse_args()
-    of_device = SIDES if options.device == "cpu" else (OURS, AUTOCAST)
+    of_device = (OURS, *PYTORCH) if options.device == "cpu" else (OURS, AUTOCAST)
     options.sides = options.sides or ",".join(of_device)
     if options.side:
         print(json.dumps(measure(options)))
