@@ -272,23 +272,24 @@ def make_transpose(lanes: int, words: Callable[..., Any] = load) -> Any:
     return transpose
 
 
-def make_spread(lanes: int) -> Any:
-    """(to, step, of, apart, size, n) -> None: n groups of `size` words, `apart` from each other at
-    `of`, to places `step` words apart, in this order. Whole vectors are written."""
+def make_spread(lanes: int, size: int) -> Any:
+    """(to, of, apart, n) -> None: n groups of `size` words, `apart` from each other at `of`, to
+    places without gaps, in this order. Whole vectors are written."""
     vector = ir.VectorType(F32, lanes)
 
     @intrinsic
-    def spread(typing: Any, to: Any, step: Any, of: Any, apart: Any, size: Any, n: Any) -> Any:
+    def spread(typing: Any, to: Any, of: Any, apart: Any, n: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            to, step, of, apart, size, n = arguments
+            to, of, apart, n = arguments
             with cgutils.for_range(builder, n) as groups:
-                source, target = (builder.mul(groups.index, each) for each in (apart, step))
-                with cgutils.for_range_slice(builder, I64(0), size, I64(lanes)) as (i, _):
-                    words = load(builder, at(builder, of, builder.add(source, i)), vector)
-                    store(builder, words, at(builder, to, builder.add(target, i)))
+                source = builder.mul(groups.index, apart)
+                target = builder.mul(groups.index, I64(size))
+                for i in range(0, size, lanes):
+                    words = load(builder, at(builder, of, source, i), vector)
+                    store(builder, words, at(builder, to, target, i))
             return context.get_dummy_value()
 
-        return types.void(*(types.intp,) * 6), codegen
+        return types.void(*(types.intp,) * 4), codegen
 
     return spread
 

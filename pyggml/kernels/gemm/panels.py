@@ -33,7 +33,7 @@ pair_product = make_tile_product(PAIR_TILE)
 transpose = make_transpose(LANES)
 round_row, round_two = make_round(LANES, CHOSEN.bf16)
 pair_two = make_pair(LANES)
-_spread = make_spread(LANES)
+_spread = make_spread(LANES, PAIR_TILE.mr)
 transpose_rounded = make_transpose(LANES, make_rounded_words(CHOSEN.bf16))
 rounded_up = kernel(round_up)
 
@@ -96,7 +96,7 @@ def pack_pairs(packed, x, ld, in_columns, n_rows, depth, first, k0, rows, tile):
     whole = max(0, n + 1 - (rounded_up(mr, LANES) + mr - 1) // mr)  # vectors stay within the piece
     for g in range(n_groups):
         to, of = packed[(first + g * mr) * size + begin * mr :], block[g * mr :]
-        _spread(to.ctypes.data, mr, of.ctypes.data, width, mr, whole)
+        _spread(to.ctypes.data, of.ctypes.data, width, whole)
         for i in range(whole, n):
             for j in range(mr):
                 to[i * mr + j] = of[i * width + j]

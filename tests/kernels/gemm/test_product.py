@@ -11,7 +11,7 @@ from pyggml.graph.dtypes import F32, dtype
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE, dots, reference
 from pyggml.kernels.gemm.few import FEW, TASK_ROWS
-from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
+from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS, task_columns
 from pyggml.kernels.gemm.product import BACKWARD_DEPTH, FORWARD_DEPTH
 from pyggml.quants import QUANTS, dequantize
 
@@ -352,3 +352,10 @@ def test_a_result_does_not_depend_on_the_other_tokens(rng):
         part = forward(x[first : first + MR + 2], w, "F32")
         np.testing.assert_array_equal(part, whole[first : first + MR + 2])
     assert w.dtype == F32.numpy
+
+
+@pytest.mark.parametrize("kind, wanted", [("F32", 192), ("Q8_0", 192), ("Q4_K", 256)])
+def test_columns_are_shared_out_evenly_where_blocks_of_weights_allow_it(kind, wanted):
+    backward = gemm.Problem("out_prod", 9, 384, 64, dtype(kind))
+    assert task_columns(backward, 64) == wanted
+    assert task_columns(gemm.Problem("mul_mat", 9, 384, 64, dtype(kind)), 64) == 128
