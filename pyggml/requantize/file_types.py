@@ -242,8 +242,13 @@ _FALCON: dict[str, dict[str, Any]] = {
 }
 
 
+_SHORT = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # as llama-quantize has them
+
+
 def check_file_type(name: str) -> str:
-    """The name of a file type. Raises QuantError for any other."""
+    """The name of a file type, or what stands for it: Q4_K is Q4_K_M. Raises QuantError for any
+    other."""
+    name = _SHORT.get(name, name)
     if name not in FILE_TYPES:
         known, near = ", ".join(FILE_TYPES), suggestion(name, FILE_TYPES)
         raise QuantError(f"{name!r} is no file type; known are {known}{near}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyggml.errors import QuantError
 from pyggml.models import ARCHITECTURES
-from pyggml.requantize import FILE_TYPES, ModelFacts, mix
+from pyggml.requantize import FILE_TYPES, ModelFacts, check_file_type, mix
 
 FOLDER = Path(__file__).parents[1] / "golden/quants"
 GOLDEN, EVERY = (json.loads((FOLDER / f"{n}.json").read_text()) for n in ("mix", "mixes"))
@@ -150,6 +150,10 @@ def test_every_row_length_gets_a_type_that_holds_it(n_in, file_type):
 )
 def test_what_stays_f32(name, shape):
     assert mix("Q4_K_M", [(name, shape)], LLAMA)[name].name == "F32"
+
+
+def test_a_size_may_be_left_out_as_for_llama_quantize():
+    assert [check_file_type(n) for n in ("Q3_K", "Q5_K", "Q2_K")] == ["Q3_K_M", "Q5_K_M", "Q2_K"]
 
 
 def test_unknown_file_type_is_refused():
