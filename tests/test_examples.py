@@ -13,7 +13,7 @@ from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_gr
 from pyggml.lora.data import Schema, read_rows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-TINY = "--vocab 300 --width 32 --layers 1 --ff 32 --head 16 --ctx 16 --batch 2 --steps 3"
+TINY = "--vocab 300 --width 32 --layers 1 --ff 32 --head 16 --ctx 16 --batch 2 --steps 6 --lr 0.02"
 
 
 def example(name):
