@@ -31,6 +31,9 @@ class Backend(ABC):
 
     `copies_from` is for devices that may keep weights unpacked: the share of a training step's time
     that this must save at least.
+
+    `passes_together` is for devices that unpack weights in every pass: so many passes of one long
+    sequence take less time as one.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Backend(ABC):
     beside: int = 0
     streamed: WeakSet[Tensor] | None = None
     copies_from: float = 0.05
+    passes_together: int = 1
 
     @property
     def about(self) -> str:

@@ -36,6 +36,7 @@ from pyggml.runtime import Arenas, Program, bind, schedule
 
 Tokens = Sequence[int] | np.ndarray
 _ALL = 1 << 62
+_MUCH_FREE = 4 << 30  # bytes of a device, of which a pass of a few thousand tokens takes a part
 
 
 def check_shift(model: Model, n_past: int, n_keep: int) -> None:
@@ -383,12 +384,22 @@ class Batch:
         """How many tokens of each slot go into the next pass: all that await it or, if these are
         too many, those of the slots with the fewest first."""
         if len(slots) == 1:
-            return {slot: min(slot.n_past - slot.n_cached, passes.MOST_TOKENS) for slot in slots}
+            return {slot: self._next_alone(slot) for slot in slots}
         room, taken = passes.MOST_TOKENS, dict.fromkeys(slots, 0)
         for slot in sorted(slots, key=lambda slot: slot.n_past - slot.n_cached):
             taken[slot] = min(slot.n_past - slot.n_cached, room)
             room -= taken[slot]
         return {slot: n for slot, n in taken.items() if n}
+
+    def _next_alone(self, slot: Slot) -> int:
+        """The same of one slot. After its first pass, which brings the weights, those of a device
+        that gains by it have more tokens, if much of its memory is left."""
+        n, most, devices = slot.n_past - slot.n_cached, passes.MOST_TOKENS, self.model.devices
+        together = min(device.passes_together for device in devices.backends)
+        if n > most and together > 1 and slot.n_cached and not self.deterministic:
+            free = (memory[0] if (memory := d.memory()) else 0 for d in devices.backends)
+            most *= together if min(free) >= _MUCH_FREE else 1
+        return min(n, most)
 
     def _run_pass(
         self, pieces: Mapping[Slot, int], every: Collection[Slot] = ()

@@ -5,6 +5,7 @@ import pytest
 from kinds import each_kind
 
 import pyggml
+from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Batch, Session
 from pyggml.generation.passes import TokenPasses
@@ -158,6 +159,25 @@ def test_long_prompts_and_short_ones_share_passes(tiny, monkeypatch):
     assert [list(p.values()) for p in passes] == [[2, 1, 9], [12], [12], [5]]
     for slot, text in zip(slots, texts, strict=True):
         assert_same(found[slot], model.logits(text)[-1])
+
+
+@pytest.mark.parametrize(("free", "wanted"), [(1 << 40, [4, 12, 5]), (1 << 20, [4] * 5 + [1])])
+def test_a_device_that_gains_by_it_runs_several_passes_as_one(tiny, monkeypatch, free, wanted):
+    """After the first, which brings the weights, and where much of its memory is left."""
+    monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 4)
+    monkeypatch.setattr(CPU, "passes_together", 3)
+    monkeypatch.setattr(CPU, "memory", lambda self: (free, free))
+    model, found, run = pyggml.load(tiny(), compute="f32"), [], Batch._run_pass
+
+    def spy(self, pieces, *every):
+        found.extend(pieces.values())
+        return run(self, pieces, *every)
+
+    monkeypatch.setattr(Batch, "_run_pass", spy)
+    text = sequences(model.config.n_vocab, (21,))[0]
+    batch = Batch(model, 1, 24)
+    assert_same(batch.feed_one(batch.open(), text), model.logits(text)[-1])
+    assert found == wanted
 
 
 def test_logits_after_every_token_are_those_of_the_whole_text(tiny, monkeypatch):

@@ -57,6 +57,7 @@ class CudaBackend(Backend):
     """
 
     room = 64 << 20
+    passes_together = 4
 
     def __init__(self, index: int = 0, compute: Compute = "bf16") -> None:
         self.name, self.index, self.compute = f"cuda:{index}", index, compute
