@@ -168,7 +168,7 @@ def products(
         norm.weights, norm.eps, norm.out, norm.is_read
     )  # fmt: skip
     vectorized = k % 4 == 0 and vectorizable(a, of_norm[0])
-    p = plan(parts, _share_out([p.w.size for p in parts]), rows, k, vectorized)
+    p = plan(parts, share_out([p.w.size for p in parts]), rows, k, vectorized)
     ends = tuple(np.int64(n) for n in np.cumsum(p.blocks))
     arguments = tuple(_argument(part, cut) for part, cut in zip(parts, p.cuts, strict=True))
     return launch(
@@ -191,7 +191,7 @@ def _unit(part: FewRowsProduct, k: int) -> PackedUnit:
     return unit
 
 
-def _share_out(sizes: Sequence[int]) -> list[int]:
+def share_out(sizes: Sequence[int]) -> list[int]:
     """Blocks for parts of so many bytes."""
     shares = [max(1, _BLOCKS * size // sum(sizes)) for size in sizes]
     for _ in range(_BLOCKS - sum(shares)):
@@ -265,10 +265,10 @@ _SOURCE = """
     first, n_rows = rows_of(part[5], number)
     BEGIN
     await_others()
+    release_others()
     round_a(memory, floats, a, k, layout.a, norm)
     read_added(held, part, first, min(n_rows, part[4] - first))
     cuda.syncthreads()
-    release_others()
     ADD
     cuda.syncthreads()
     finish(floats, held, part, a, k, layout, norm, first, min(n_rows, part[4] - first))"""
@@ -289,18 +289,18 @@ def _source(kinds: Sequence[DotShape]) -> str:
         lines += [f"    if cuda.blockIdx.x >= ends[{i}]:"]
         lines += [f"        part, number = parts[{i + 1}], cuda.blockIdx.x - ends[{i}]"]
         lines += [f"        kind = {different.index(kind)}"]
-    begin = _by_kind("begin", "memory, part", len(different))
-    add = _by_kind("add", "memory, floats, part", len(different))
+    more = "layout, first, n_rows)"
+    begin = by_kind("begin{}(memory, part, " + more, len(different))
+    add = by_kind("add{}(memory, floats, part, " + more, len(different))
     return "\n".join(lines) + _SOURCE.replace("BEGIN", begin).replace("ADD", add)
 
 
-def _by_kind(name: str, arguments: str, n_kinds: int) -> str:
-    """The call of the function for a block's kind."""
-    calls = [f"{name}{i}({arguments}, layout, first, n_rows)" for i in range(n_kinds)]
+def by_kind(line: str, n_kinds: int, room: str = "    ") -> str:
+    """A line that names the function of a block's kind; room: before all lines but the first."""
     if n_kinds == 1:
-        return calls[0]
-    return "\n    ".join(
-        f"{'el' if i else ''}if kind == {i}:\n        {call}" for i, call in enumerate(calls)
+        return line.format(0)
+    return f"\n{room}".join(
+        f"{'el' if i else ''}if kind == {i}:\n{room}    {line.format(i)}" for i in range(n_kinds)
     )
 
 

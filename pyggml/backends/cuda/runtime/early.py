@@ -3,8 +3,8 @@
 Between two launches a card does little: only when all blocks of one have ended are those of the
 next placed, and only then do they begin to read. A kernel that begins early reads meanwhile what no
 launch before it makes, such as weights. It calls `await_others`, in all threads, before it reads
-anything else and before it writes at all; when that returns, those before it have ended. When it
-has read most of what others made it calls `release_others`: then those that wait for it may begin.
+anything else and before it writes at all; when that returns, those before it have ended. Then, or
+when it has read most of what they made, it calls `release_others`: those that wait may begin.
 As it has awaited others before, they may read early what those others made, after a fence: experts
 of a token are chosen two launches before their last product.
 
@@ -14,6 +14,9 @@ The release is where it measured best. A token of Qwen3-1.7B after 512 takes, on
 |---|---|---|---|---|
 | Q8_0 | 1446 | 1501 | 1297 | 1286 |
 | Q4_K_M | 1322 | 1337 | 1206 | 1164 |
+
+On an H200 Q4_K_M takes 784 µs where products release when A is read, and 762 when others have
+ended, as they do since.
 
 There a multiprocessor has room for two such blocks, one of this launch and one of the next, and
 never for three: else two of the next share the first that is free. And all such kernels have one
