@@ -153,3 +153,13 @@ def test_patterns_compile_for_cards_of_each_capability(dry, compiles):
         program = bind(schedule(sample_of(name)[0], Devices([dry, CPU()])))
         calls = program.kernels[dry].values()  # not one, where the fused one needs clusters
         compiles([one for call in calls for one in with_shared_bytes(call)], name)
+
+
+def test_placing_at_once_compiles_for_cards_of_each_capability(compiles, monkeypatch):
+    from pyggml.backends.cuda.runtime.driver import cuda
+    from pyggml.backends.cuda.weights.unpack import Thin, place_thin, placed_at_once
+
+    monkeypatch.setattr(cuda, "to_device", lambda array: array)
+    thin, out = np.zeros(512, np.float32), np.zeros(4096, np.uint16)
+    calls = [place_thin(out[i:], thin[i:], Thin(4, 16, 0, 16, 8, 16), None) for i in (0, 64)]
+    compiles(list(with_shared_bytes(placed_at_once(calls, None))), "placed at once")
