@@ -1,14 +1,10 @@
 """What holds for every op, checked from its declaration: nothing here names one of them."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from enum import IntEnum
 from functools import partial
 from importlib.util import find_spec
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +13,7 @@ from drawing import conditioned, draw_layout, draw_sample, fed_by_results
 from extras import needs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import python
 
 from pyggml import threads
 from pyggml.errors import ShapeError
@@ -457,14 +454,7 @@ def test_the_number_of_threads_changes_no_bit(op):
 def test_without_the_jit():
     """The same kernels as plain Python: what the compiler might hide, and what coverage can see."""
     chosen = "add or mul- or repeat_back or swiglu or silu or view_back or narrow or cumsum"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", str(Path(__file__)), "-k", chosen],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "pytest", "-q", __file__, "-k", chosen, NUMBA_DISABLE_JIT="1")
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
 

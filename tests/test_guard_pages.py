@@ -1,11 +1,10 @@
 """Kernels beside pages that may not be touched: none reads or writes past an end of its arrays."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from pyggml.jit.isa import ISAS, why_not
 from pyggml.quants import QUANTS
@@ -24,9 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is POS
 
 @pytest.mark.parametrize("where", ["end", "start"])
 def test_no_kernel_leaves_its_arrays(where):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), where], capture_output=True, text=True, check=False
-    )
+    done = python(SCRIPT, where)
     last = done.stdout.splitlines()[-1:]
     assert done.returncode == 0, f"{last} ended with {done.returncode}: {done.stderr[-500:]}"
 
@@ -44,15 +41,11 @@ def test_no_product_of_another_vector_unit_leaves_its_arrays(isa, words):
     lacking = why_not(ISAS[isa])
     if lacking:
         pytest.skip(lacking)  # the instructions that this processor has not
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "end", *words], capture_output=True, text=True,
-        check=False, env={**os.environ, "PYGGML_ISA": isa},
-    )  # fmt: skip
+    done = python(SCRIPT, "end", *words, PYGGML_ISA=isa)
     last = done.stdout.splitlines()[-1:]
     assert done.returncode == 0, f"{last} ended with {done.returncode}: {done.stderr[-500:]}"
     assert "Q4_K out_prod 33 int8" in done.stdout
 
 
 def test_a_read_past_an_end_is_met():
-    done = subprocess.run([sys.executable, "-c", PAST], capture_output=True, check=False)
-    assert done.returncode < 0
+    assert python("-c", PAST).returncode < 0

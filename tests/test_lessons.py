@@ -2,12 +2,12 @@
 
 import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from extras import need, reason
+from processes import python
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "docs/lessons").glob("[!i]*.md"))
@@ -69,13 +69,7 @@ def test_a_cell_that_fails_is_shown(notebooks, tmp_path):
 def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
     need("mkdocs")
     need("mkdocstrings_handlers")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     pages = {p.relative_to(tmp_path).as_posix(): p.read_text("utf-8") for p in _pages(tmp_path)}
     assert len(pages) > 30

@@ -86,14 +86,6 @@ def test_the_second_operand_is_repeated(build, wanted, shapes):
 
 
 @EXAMPLES
-@given(a=loose(), b=loose())
-def test_operands_may_have_any_layout(a, b):
-    b = np.resize(b, a.shape).astype(np.float32) if b.shape != a.shape else b
-    (found,) = run(ops.mul(leaf(a), leaf(b)))
-    np.testing.assert_array_equal(found, a * b)
-
-
-@EXAMPLES
 @given(shapes=pairs())
 def test_repeat_back_is_the_transpose_of_repeat(shapes):
     large, small = shapes
@@ -101,15 +93,6 @@ def test_repeat_back_is_the_transpose_of_repeat(shapes):
     forth, back = run(ops.repeat(leaf(x), large), ops.repeat_back(leaf(y), small))
     np.testing.assert_array_equal(forth, repeated(x, large))
     assert math.isclose(np.vdot(forth, y), np.vdot(x, back), rel_tol=1e-4, abs_tol=1e-3)
-
-
-@pytest.mark.parametrize("build", [ops.relu, ops.silu, ops.gelu, ops.exp, ops.softplus])
-@EXAMPLES
-@given(x=loose())
-def test_a_function_of_one_number_does_not_see_the_layout(build, x):
-    found, wanted = run(build(leaf(x)), build(leaf(np.array(x, order="C"))))
-    assert found.shape == x.shape
-    np.testing.assert_array_equal(found, wanted)
 
 
 @EXAMPLES

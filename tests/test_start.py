@@ -1,12 +1,11 @@
 """`import pyggml` costs nothing: the compiler and the tokenizers are loaded when they are used."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tiny_models
 from extras import need
+from processes import printed, python
 
 ROOT = Path(__file__).parents[1]
 HEAVY = [
@@ -25,10 +24,7 @@ HEAVY = [
 def loaded_after(script):
     """Top-level packages in sys.modules after a script, in a fresh process."""
     report = "; import sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", script + report], capture_output=True, text=True, check=True
-    )
-    return set(found.stdout.split())
+    return set(printed(script + report).split())
 
 
 def test_importing_the_package_loads_nothing_heavy():
@@ -96,10 +92,7 @@ def test_the_first_step_waits_for_nothing_that_it_does_not_use():
     """What a run needs at its end, or other kinds of runs: pages, evaluation, preferences."""
     modules = "import sys; print(*sys.modules, sep='\\n')"
     script = f"from pyggml.cli.commands.finetune import stages; {modules}"
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
-    )
-    loaded = set(found.stdout.split())
+    loaded = set(printed(script).split())
     assert {"pyggml.lora.trainer.loop", "pyggml.generation"} <= loaded
     assert not loaded & {
         "jinja2",
@@ -133,9 +126,7 @@ def test_who_talks_with_a_model_loads_no_data_of_training(command, options, tmp_
     )
     script = TALK.format(command=command, model=str(model), options=options)
     modules = "print(*(m for m in sys.modules if m.startswith('pyggml.')), file=sys.stderr)"
-    run = subprocess.run(
-        [sys.executable, "-c", script + modules], cwd=ROOT, capture_output=True, text=True
-    )
+    run = python("-c", script + modules)
     assert run.returncode == 0 and run.stdout, run.stderr
     loaded = run.stderr.split()
     assert "pyggml.chat.template" in loaded
@@ -147,9 +138,6 @@ def test_who_talks_with_a_model_loads_no_data_of_training(command, options, tmp_
 def test_a_server_loads_no_data_of_training():
     need("starlette")
     script = "import sys; import pyggml.cli.commands.serve.startup; print(*sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = run.stdout.split()
+    loaded = printed(script).split()
     assert "pyggml.chat.messages" in loaded
     assert not [name for name in loaded if name.startswith("pyggml.lora")]

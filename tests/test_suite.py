@@ -4,14 +4,13 @@ last lines that say what was skipped for want of an extra."""
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from extras import EXTRAS, summary
 from kinds import KINDS
+from processes import python
 from tiny_models import zero_parts
 
 from pyggml.graph.dtypes import I32
@@ -84,13 +83,7 @@ def test_a_run_ends_with_the_extras_that_its_tests_want():
         "error_of_one",
         "tests/cli/view/test_pictures.py",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, "-q", "-p", "no:cacheprovider", *chosen],
-        cwd=HERE.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", WITHOUT, "-q", "-p", "no:cacheprovider", *chosen)
     *_, first, second, _ = done.stdout.splitlines()
     assert first == "skipped without the extra mpi: 1 (pip install '.[mpi]')"
     assert second == "skipped without the extra views: 1 (pip install '.[views]')"
@@ -126,14 +119,7 @@ def test_the_whole_suite_runs_in_two_processes_and_a_file_in_one(tmp_path):
     """In a small suite with this one's conftest.py; its processes start no others."""
     files = small_suite(tmp_path, RECORDS)
     assert len(files) > 4, "the long files"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
     assert f"{2 * len(files)} passed" in done.stdout, done.stdout + done.stderr
     assert {p.read_text() for p in tmp_path.rglob("*.worker")} == {"gw0", "gw1"}
 
@@ -170,12 +156,5 @@ def test_what_was_skipped_for_want_of_an_extra_runs_alone_when_it_is_there(tmp_p
 
 def suite_of(folder, code, *arguments):
     """What the small suite in this folder says at its end."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, "-n", "0", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = python("-c", code, "-n", "0", *arguments, cwd=folder)
     return done.stdout + done.stderr

@@ -1,13 +1,12 @@
 """Compiled kernels of cards on disk: found again, told apart, made anew where one is not whole."""
 
 import json
-import subprocess
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from extras import reason
+from processes import printed
 
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
@@ -43,9 +42,7 @@ def test_a_kernel_is_described_alike_in_every_process(monkeypatch):
     found = []
     for seed in ("1", "2"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
-        done = subprocess.run([sys.executable, "-c", DIGESTS], capture_output=True, text=True)
-        assert not done.returncode, done.stderr
-        found.append(done.stdout)
+        found.append(printed(DIGESTS))
     assert found[0] == found[1]
     assert len(set(found[0].split(","))) == 9
 

@@ -1,13 +1,12 @@
 """Kernels of generation, thread by thread, where there is no card."""
 
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from extras import reason
+from processes import python
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.graph.tensor import Tensor, zeros
@@ -21,8 +20,7 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
     [("few_rows_by_thread.py", 27, 2e-4), ("attention_by_thread.py", 17, 5e-4)],
 )
 def test_a_kernel_thread_by_thread_agrees_with_numpy(script, n_results, allowed):
-    command = [sys.executable, Path(__file__).with_name(script)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = python(Path(__file__).with_name(script))
     assert ran.returncode == 0, ran.stderr
     errors = dict(line.rsplit(" ", 1) for line in ran.stdout.splitlines())
     assert len(errors) == n_results

@@ -1,12 +1,11 @@
 """What a driver or a card can lack, each one sentence: fakes stand for what is not there."""
 
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 from extras import reason
+from processes import python
 
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
@@ -131,9 +130,7 @@ def test_a_compiler_that_is_missing(machine, monkeypatch):
 
 def test_without_numba_cuda_the_extra_is_named():
     code = "import sys; sys.modules['numba.cuda'] = None; from pyggml.runtime import backends_of"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; backends_of('cuda')"], capture_output=True, text=True
-    )
+    done = python("-c", f"{code}; backends_of('cuda')")
     install = how_to_install("cuda")
     wanted = f"no CUDA device: the package numba.cuda is missing, wanted {install}"
     assert done.stderr.rstrip().endswith(wanted)

@@ -3,11 +3,11 @@
 import io
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 from computing import COMPUTE, data_files, words
+from processes import python
 
 import pyggml.requantize  # noqa: F401  # whose plan is changed
 from pyggml.runtime import Program
@@ -101,24 +101,19 @@ with open(sys.argv[1] + ".other", "w+b") as other:
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the handler is Linux'")
 
 
-def python(code, *arguments):
-    return subprocess.run(
-        [sys.executable, "-P", "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def python_of(code, *arguments):
+    return python("-P", "-c", code, *arguments)
 
 
 @linux
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_a_read_behind_the_new_end_is_said(copy, where):
-    ended = python(READ, copy, where)
+    ended = python_of(READ, copy, where)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"pyggml: {copy}: was cut short while it was in use\n"
 
 
 @linux
 def test_other_errors_of_the_bus_end_a_process_as_before(copy):
-    ended = python(OTHER, copy)
+    ended = python_of(OTHER, copy)
     assert ended.returncode == -7 and ended.stderr == ""

@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 
 import pytest
+from processes import printed
 
 from pyggml import threads
 from pyggml.cli.commands.finetune import memory
@@ -246,11 +246,9 @@ def test_the_real_peak_stays_below_the_limit(tiny, text, tmp_path):
         "import sys; from pyggml.cli.__main__ import main; code = main(sys.argv[1:]);"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); sys.exit(code)"
     )
-    command = [sys.executable, "-P", "-c", code, *map(str, run), "--max-memory", str(limit)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert ended.returncode == 0, ended.stderr
-    batch = int(re.search(r"--batch (\d+)", ended.stdout)[1])
-    arena = float(re.search(r"\nmemory .*?: ([\d.]+) MB for the graph", ended.stdout)[1])
+    out = printed(code, *run, "--max-memory", limit)
+    batch = int(re.search(r"--batch (\d+)", out)[1])
+    arena = float(re.search(r"\nmemory .*?: ([\d.]+) MB for the graph", out)[1])
     assert arena * 8192 / batch > limit / 1e6
-    peak = 1024 * int(ended.stdout.splitlines()[-1])
+    peak = 1024 * int(out.splitlines()[-1])
     assert arena * 1e6 < peak < limit

@@ -1,13 +1,11 @@
 """Named frames: what goes in comes out by name, what does not fit is refused, and kernels that take
 a frame are kept for the next process."""
 
-import os
-import subprocess
-import sys
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from processes import printed
 
 from pyggml.jit import JIT, kernel
 from pyggml.jit.frames import (
@@ -213,16 +211,7 @@ print(len(compiled))
 
 @needs_jit
 def test_a_second_process_compiles_no_task_again(tmp_path):
-    found = [
-        subprocess.run(
-            [sys.executable, "-P", "-c", SCRIPT],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for _ in range(2)
-    ]
+    found = [printed(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert int(found[0]) > 0 and int(found[1]) == 0
 
 

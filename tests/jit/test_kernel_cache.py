@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from numba.core import config
 from numba.core.caching import IndexDataCacheFile
+from processes import printed
 
 from pyggml.jit import CACHE
 from pyggml.jit.cache import CODE_SETTINGS, writable_folder
@@ -237,16 +238,7 @@ print(hashlib.sha256(z.tobytes() + norm.tobytes()).hexdigest())
 
 def test_the_process_that_compiles_a_kernel_gives_the_bits_of_later_ones(tmp_path):
     """A parallel loop with a sum: what ran and what was kept have added in another order."""
-    found = [
-        subprocess.run(
-            [sys.executable, "-P", "-c", SUMS],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for _ in range(2)
-    ]
+    found = [printed(SUMS, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert list(tmp_path.rglob("*.nbc")), "the first process kept its kernel"
     assert found[0] == found[1]
 

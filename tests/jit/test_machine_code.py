@@ -3,12 +3,11 @@ set each has, that its instructions are in the code, and, on ARM, how many of th
 
 import json
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from pyggml.quants.registry import QUANTS
 
@@ -20,8 +19,7 @@ TABLES = {"IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"}
 
 @cache
 def code(cpu, isa="auto", kernels="none", weights="none"):
-    command = [sys.executable, str(CODE), cpu, isa, kernels, weights]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = python(CODE, cpu, isa, kernels, weights)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout)
 

@@ -14,6 +14,7 @@ import loops
 import numpy as np
 import pytest
 from loops import double
+from processes import python
 
 from pyggml import threads
 from pyggml.jit import JIT, cores, regions
@@ -104,14 +105,7 @@ def test_regions_of_two_python_threads_at_once():
 def run(script, first="", warning="", **environment):
     """A script in a process of its own, after what it needs: its output, and no word of error but
     the warning."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", first + START + script],
-        env=os.environ | {"NUMBA_NUM_THREADS": "2"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-P", "-c", first + START + script, **{"NUMBA_NUM_THREADS": "2"} | environment)
     assert done.returncode == 0, done.stderr
     assert warning in done.stderr if warning else done.stderr == "", done.stderr
     return done.stdout.split()

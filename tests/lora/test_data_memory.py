@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
+from processes import printed
 
 ALLOWED = 40 << 20  # bytes beyond what the imports take
 N_LINES, WORDS = 2_000, ("a word of a text that says nothing " * 1000).split()
@@ -43,10 +43,7 @@ print("read" if str(path) in opened else "not read", *[f.was_kept for f in corpu
 
 
 def run(*arguments):
-    command = [sys.executable, "-P", "-c", PROGRAM, *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return ended.stdout.split("\n")[:-1]
+    return printed(PROGRAM, *arguments).split("\n")[:-1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process's own memory is limited")

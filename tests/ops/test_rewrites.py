@@ -1,13 +1,10 @@
 """What the CPU puts in a graph that it runs alone: other nodes, the same bits."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from arenas import bound
 from numba.core import config
+from processes import python
 
 from pyggml import ops
 from pyggml.alloc import plan
@@ -61,12 +58,8 @@ def same(found, wanted):
     reason="bounds are not checked: all tests of this file compare bits here",
 )
 def test_the_bits_without_bounds_checks():
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "NUMBA_BOUNDSCHECK": "0"},
-        capture_output=True,
-        text=True,
-    )
+    words = "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__
+    found = python(*words, NUMBA_BOUNDSCHECK="0")
     assert found.returncode == 0, found.stdout
 
 

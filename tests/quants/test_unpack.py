@@ -1,13 +1,10 @@
 """Unpacking equals the `gguf` package's reference bit for bit, whatever the bytes."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf import quants as reference
+from processes import printed
 
 from pyggml.jit import JIT
 from pyggml.quants import QUANTS, UNPACK, NoPack, dequantize, quantize
@@ -134,8 +131,7 @@ def test_grids_are_read_when_they_are_needed():
         "assert 'gguf' in sys.modules or sys.argv[1] == 'compiled'"
     )
     for code, disabled in (("compiled", "0"), ("interpreted", "1")):
-        environment = {**os.environ, "NUMBA_DISABLE_JIT": disabled}
-        subprocess.run([sys.executable, "-P", "-c", script, code], check=True, env=environment)
+        printed(script, code, NUMBA_DISABLE_JIT=disabled)
 
 
 @pytest.mark.parametrize("name", list(QUANTS))
@@ -228,11 +224,7 @@ def test_interpreted_code_gives_the_same_bits(tmp_path):
     files = [tmp_path / name for name in ("x.npz", "blocks.npz", "out.npz")]
     np.savez(files[0], x=x)
     np.savez(files[1], **blocks)
-    subprocess.run(
-        [sys.executable, "-W", "error", "-c", INTERPRETED, *map(str, files)],
-        check=True,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-    )
+    printed(INTERPRETED, *files, NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="error")
     out = np.load(files[2])
     for name, q in QUANTS.items():
         assert_same_bits(out["!" + name], dequantize(blocks[name], name))

@@ -1,11 +1,8 @@
 """Kernels compiled ahead, by a process that runs none: those that the schedule's runs need."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from processes import printed
 
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
@@ -34,11 +31,7 @@ made = schedule(Graph.of(rms_norm(mul_mat(w, swiglu(x, x)), 1e-6)), Devices())
 
 def kept(folder, then):
     """Files of machine code after a process of its own did this with the schedule."""
-    subprocess.run(
-        [sys.executable, "-P", "-c", SCRIPT.format(then)],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(folder)},
-        check=True,
-    )
+    printed(SCRIPT.format(then), NUMBA_CACHE_DIR=str(folder))
     return {path.name for path in folder.rglob("*.nbc")}
 
 

@@ -1,9 +1,9 @@
 """A tokenizer at rest: what encoding needs is freed, and made anew when it is asked for."""
 
-import subprocess
 import sys
 
 import pytest
+from processes import printed
 
 from pyggml.tokenizer import from_metadata
 
@@ -53,9 +53,6 @@ def test_the_ids_after_a_rest_are_those_before(tiny, name):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process tells its own memory")
 def test_a_rest_frees_what_encoding_took():
-    command = [sys.executable, "-P", "-c", PROGRAM]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    before, awake, resting, again = map(float, ended.stdout.split())
+    before, awake, resting, again = map(float, printed(PROGRAM).split())
     assert min(awake, again) - before > 12
     assert resting - before < 0.4 * (awake - before)

@@ -1,12 +1,10 @@
 """Every instruction set that this machine has passes tests of products and attention; the others
 are refused by name. Each runs in a process of its own: it is chosen at import."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from pyggml.errors import ConfigError
 from pyggml.jit.isa import ENVIRONMENT, ISAS, choose
@@ -53,12 +51,9 @@ def runs_here(name, monkeypatch):
         return False, str(error)
 
 
-def python(*arguments, **changes):
-    environment = {**os.environ, **changes}
-    found = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
-    return found.returncode, found.stdout + found.stderr
+def said(*words, **changes):
+    done = python(*words, **changes)
+    return done.returncode, done.stdout + done.stderr
 
 
 # They compile for minutes. What stays, avx2, has tiles of its own; of these, generic and numpy have
@@ -83,7 +78,7 @@ def test_each_computes_what_the_others_do(name, tests, chosen, monkeypatch):
         pytest.skip(why)
     if name == CHOSEN.name:
         pytest.skip(f"{name} is what the other tests of this folder run on")
-    code, text = python(
+    code, text = said(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-x", "-k", chosen),
         *(str(TESTS / test) for test in tests),
         **{ENVIRONMENT: name},
@@ -95,7 +90,7 @@ def test_each_computes_what_the_others_do(name, tests, chosen, monkeypatch):
 @pytest.mark.parametrize("name", list(ISAS))
 def test_a_path_that_is_asked_for_is_taken_or_refused(name, monkeypatch):
     runs, why = runs_here(name, monkeypatch)
-    code, text = python("-c", "from pyggml.kernels.gemm import CHOSEN; print(CHOSEN.name)")
+    code, text = said("-c", "from pyggml.kernels.gemm import CHOSEN; print(CHOSEN.name)")
     if runs:
         assert (code, text.strip()) == (0, name)
     else:
@@ -159,7 +154,7 @@ def test_what_a_cpu_lacks_is_named(monkeypatch):
 
 
 def test_an_unknown_path_is_refused():
-    code, text = python("-c", "import pyggml.kernels.gemm", **{ENVIRONMENT: "sse9"})
+    code, text = said("-c", "import pyggml.kernels.gemm", **{ENVIRONMENT: "sse9"})
     assert code == 1
     known = ", ".join(ISAS)
     assert f"ConfigError: {ENVIRONMENT}=sse9: known are {known}" in text
@@ -167,8 +162,8 @@ def test_an_unknown_path_is_refused():
 
 def test_without_the_jit_numpy_multiplies():
     script = "from pyggml.kernels.gemm import CHOSEN; print(CHOSEN.name)"
-    assert python("-c", script, NUMBA_DISABLE_JIT="1") == (0, "numpy\n")
-    code, text = python("-c", script, NUMBA_DISABLE_JIT="1", **{ENVIRONMENT: "generic"})
+    assert said("-c", script, NUMBA_DISABLE_JIT="1") == (0, "numpy\n")
+    code, text = said("-c", script, NUMBA_DISABLE_JIT="1", **{ENVIRONMENT: "generic"})
     assert code == 1
     assert f"{ENVIRONMENT}=generic needs Numba's JIT, which is switched off" in text
 

@@ -1,11 +1,10 @@
 """Which path computes which product, with how much scratch."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from processes import printed
 from rooms import Rooms
 
 from pyggml.backends.cpu import CPU
@@ -248,10 +247,7 @@ BY_ISA = {
 
 
 @pytest.mark.parametrize("isa", BY_ISA)
-def test_paths_of_other_isas(isa, monkeypatch):
+def test_paths_of_other_isas(isa):
     if "lacks" in why_not(ISAS[isa]):
         pytest.skip(f"this machine has no {isa}")
-    monkeypatch.setenv("PYGGML_ISA", isa)
-    command = [sys.executable, "-P", "-c", SCRIPT]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == BY_ISA[isa]
+    assert printed(SCRIPT, PYGGML_ISA=isa).strip() == BY_ISA[isa]

@@ -5,15 +5,13 @@ tasks here are files, so that nothing is fetched.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from extras import need
+from processes import python
 
 import pyggml
 from pyggml.chat import find_template
@@ -232,12 +230,6 @@ def test_chats_are_written_by_the_template(harness, model):
 def test_the_harness_as_a_command(folder):
     words = ["run", "--model", "pyggml", "--model_args", f"pretrained={demo.BASE},compute=f32"]
     words += ["--include_path", str(folder), "--tasks", "ours"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pyggml.lora.evaluate.harness", *words],
-        cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = python("-m", "pyggml.lora.evaluate.harness", *words, HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr[-500:]
     assert "|ours |Yaml" in done.stdout.replace("  ", " ") and "|acc" in done.stdout
