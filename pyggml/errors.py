@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 Fault = str | tuple[str, str]  # a sentence, or a setting and what is wrong with it
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, choices: Iterable[str]) -> str:
     """ ": did you mean 'lr'?" for a word that is nearly one of these, else ""."""
     import difflib  # 10 ms that no command waits for whose words are right
 
-    near = difflib.get_close_matches(word, [*known], 1)
+    near = difflib.get_close_matches(word, [*choices], 1)
     return f": did you mean {near[0]!r}?" if near else ""
 
 

@@ -130,11 +130,11 @@ def _of_split(word: str, files: list[str], splits: Sequence[str]) -> list[str]:
     for split in splits:
         if by_split[split]:
             return by_split[split]
-    others = [split for split, named in by_split.items() if named]
-    if others:
+    choices = [split for split, named in by_split.items() if named]
+    if choices:
         raise ConfigError(
-            f"{word}: has no split {' or '.join(splits)}, but {', '.join(others)}: name a file or "
-            f"folder of it, such as {word}/{by_split[others[0]][0]}"
+            f"{word}: has no split {' or '.join(splits)}, but {', '.join(choices)}: name a file or "
+            f"folder of it, such as {word}/{by_split[choices[0]][0]}"
         )
     return files
 

@@ -121,16 +121,16 @@ def _say_weights(changed: Sequence[UpdateSize] | Sequence[WeightError]) -> None:
     sizes = [c for c in changed if isinstance(c, UpdateSize)]
     shares = {c.name: c.ratio if isinstance(c, UpdateSize) else c.error for c in changed}
     said = "‖ΔW‖ / ‖W‖" if sizes else "‖W − W′‖ / ‖W‖"
-    table, others = dict[str, dict[str, float]](), dict[str, float]()
+    table, outside = dict[str, dict[str, float]](), dict[str, float]()
     for name, share in shares.items():
         if share:
             words = name.removesuffix(".weight").split(".")
             is_layer = words[0] == "blk" and len(words) > 2
-            of = table.setdefault(f"blk.{words[1]}", {}) if is_layer else others
+            of = table.setdefault(f"blk.{words[1]}", {}) if is_layer else outside
             of[".".join(words[2:]) if is_layer else name] = share
     say(said)
     _say_table(table)
-    for name, share in others.items():
+    for name, share in outside.items():
         say(f"{name}  {percent(share)}")
     if n := sum(not share for share in shares.values()):
         say(f"{n} of {len(shares)} tensors are the same")

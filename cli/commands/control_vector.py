@@ -111,11 +111,11 @@ def command(
         first, last = layers
         raise ConfigError(f"--layers is {first} {last}, wanted the first block before the last")
     model = source.load()
-    wanted, unwanted = ([_tokens(model, text) for text in kind] for kind in texts)
-    counts = f"{len(wanted)} positive, {len(unwanted)} negative"
+    towards, unwanted = ([_tokens(model, text) for text in kind] for kind in texts)
+    counts = f"{len(towards)} positive, {len(unwanted)} negative"
     say_progress(f"{counts} texts, {_ABOUT[positions]}")
     blocks = None if layers is None else range(layers[0], layers[1] + 1)
-    vector = control_vector(model, wanted, unwanted, method, _POSITIONS[positions], blocks)
+    vector = control_vector(model, towards, unwanted, method, _POSITIONS[positions], blocks)
     vector.save(output)
     _say(vector, output)
 

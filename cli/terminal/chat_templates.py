@@ -97,11 +97,11 @@ def choose_template(
     """
     carriers = [path for path in adapters if carries_template(path)]
     by = carriers[-1] if carriers and told is None else None
-    wanted = told or (str(by) if by else MODEL)
-    others = tuple(path for path in carriers if not _are_alike(tokenizer, str(path), wanted))
-    if by is not None and _are_alike(tokenizer, wanted, MODEL):
+    name = told or (str(by) if by else MODEL)
+    differing = tuple(path for path in carriers if not _are_alike(tokenizer, str(path), name))
+    if by is not None and _are_alike(tokenizer, name, MODEL):
         by = None
-    return TemplateChoice(wanted, by, others)
+    return TemplateChoice(name, by, differing)
 
 
 def template_for(

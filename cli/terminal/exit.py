@@ -259,15 +259,15 @@ _OUTPUT = ("o", "output", "out", "outfile")  # options of other commands and of 
 def _suggestion(error: click.NoSuchOption) -> str:
     """The error with our option beside another trainer's, or why there is none; "" if neither is
     known."""
-    known = error.option_name.lstrip("-").replace("-", "_")
-    ours = "--" + (ELSEWHERE | OF_LLAMA_CPP).get(known, "").replace("_", "-")
+    key = error.option_name.lstrip("-").replace("-", "_")
+    ours = "--" + (ELSEWHERE | OF_LLAMA_CPP).get(key, "").replace("_", "-")
     options = [] if error.ctx is None else error.ctx.command.params
     names = {name for option in options for name in option.opts}
     places = [p.metavar or p.human_readable_name for p in options if isinstance(p, click.Argument)]
-    if known in _OUTPUT and len(places) > 1:
+    if key in _OUTPUT and len(places) > 1:
         return f"No such option '{error.option_name}': name files in turn, {' '.join(places)}."
-    if known in NEEDLESS and "--lora-rank" in names:
-        return f"No such option '{error.option_name}', nor need of it: {NEEDLESS[known]}."
+    if key in NEEDLESS and "--lora-rank" in names:
+        return f"No such option '{error.option_name}', nor need of it: {NEEDLESS[key]}."
     if ours not in names:
         return ""
     return f"No such option '{error.option_name}'. Did you mean '{ours}'?"

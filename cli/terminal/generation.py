@@ -45,13 +45,13 @@ def ctx_option(least: int, help: str) -> Callable[[F], F]:
     return click.option("--ctx", type=kind, metavar="N", **place, help=help)
 
 
-def n_ctx_of(model: Model, wanted: int | None, default: int | None = None) -> int:
+def n_ctx_of(model: Model, ctx: int | None, default: int | None = None) -> int:
     """The tokens of a context: as many as are wanted; without that the default, if the model has so
     many, else the model's. ConfigError for more than the model's."""
     most = model.config.n_ctx
-    if wanted is not None and wanted > most:
-        raise ConfigError([("ctx", f"is {wanted}, wanted at most the model's {most}")])
-    return wanted or min(default or most, most)
+    if ctx is not None and ctx > most:
+        raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {most}")])
+    return ctx or min(default or most, most)
 
 
 def sampling_options(without: Iterable[str] = ()) -> list[GroupedOption]:
@@ -112,5 +112,5 @@ def _probabilities(piece: Piece, tokenizer: Tokenizer) -> str:
         return repr(tokenizer.token_bytes(token, special=True).decode("utf-8", "replace"))
 
     assert piece.logprob is not None
-    others = [f"{quote(token)} {100 * math.exp(p):.1f} %" for token, p in piece.likeliest]
-    return f"{quote(piece.token):<16} {piece.logprob:8.3f}" + "".join(f" | {o}" for o in others)
+    likeliest = [f"{quote(token)} {100 * math.exp(p):.1f} %" for token, p in piece.likeliest]
+    return f"{quote(piece.token):<16} {piece.logprob:8.3f}" + "".join(f" | {o}" for o in likeliest)

@@ -73,9 +73,9 @@ def too_long(n_prompt: int, n_ctx: int, param: str) -> ApiError:
     )
 
 
-def unknown_model(name: str, known: tuple[str, ...]) -> ApiError:
+def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:
     shown = name if len(name) <= 64 else f"{name[:64]}…"
-    message = f"there is no model {shown!r}, known are {', '.join(known)}"
+    message = f"there is no model {shown!r}, known are {', '.join(names)}"
     return ApiError(404, message, "model", "model_not_found")
 
 

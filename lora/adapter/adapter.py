@@ -82,7 +82,7 @@ class Adapter:
 
     def _update(self, name: str) -> Update:
         """A and B of one tensor as the file has them."""
-        pairs = [some[name] for some in (self.pairs, self.fixed) if name in some]
+        pairs = [pairs_of[name] for pairs_of in (self.pairs, self.fixed) if name in pairs_of]
         a, b = (read(t) for t in (pairs[0].a, pairs[0].b))
         if len(pairs) > 1:  # matrices alone have a second one
             a = np.concatenate([a, read(pairs[1].a)])

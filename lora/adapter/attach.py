@@ -79,7 +79,7 @@ def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> 
     """
     if not model.adapters:
         raise AdapterError("the model has 0 adapters, wanted one: load it with adapter=...")
-    *others, loaded = model.adapters
+    *below, loaded = model.adapters
     config = replace(_settings_of(loaded), dropout=dropout, plus_ratio=plus_ratio)
     specs = model.parts.decoder.tensors()
     bases = {n: Target(specs[n], p.rank - p.n_fixed, p.scale) for n, p in loaded.items()}
@@ -95,7 +95,7 @@ def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> 
             a, b = a[:n], b[:, :n]
         write(parameters.tensors[name + A], a)
         write(parameters.tensors[name + B], b)
-    return _adapter(model, others, config, parameters, pairs)
+    return _adapter(model, below, config, parameters, pairs)
 
 
 def _parameters(
@@ -187,7 +187,7 @@ def _magnitude(model: Model, parameters: Parameters, name: str) -> Magnitude:
 
 def _adapter(
     model: Model,
-    others: tuple[LoraPairs, ...] | list[LoraPairs],
+    stack: tuple[LoraPairs, ...] | list[LoraPairs],
     config: LoraConfig,
     parameters: Parameters,
     pairs: LoraPairs,
@@ -199,7 +199,7 @@ def _adapter(
         for name, pair in pairs.items()
         if name + A in constants
     }
-    below = (*others, fixed) if fixed else tuple(others)
+    below = (*stack, fixed) if fixed else tuple(stack)
     return Adapter(model.with_adapters(*below, pairs), config, parameters, pairs, fixed)
 
 

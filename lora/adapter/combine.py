@@ -131,7 +131,7 @@ def _halves(
 def as_update(halves: Sequence[Halves], table: bool, shape: tuple[int, ...]) -> Update:
     """Halves of a matrix, or of each expert, as a file has them. shape: of the weight, or of an
     adapter's A, with an axis more for experts."""
-    left, right = (np.stack(some) for some in zip(*halves, strict=True))
+    left, right = (np.stack(factors) for factors in zip(*halves, strict=True))
     if len(shape) == 2:
         left, right = left[0], right[0]
     a, b = (left, right.T) if table else (right, left)

@@ -89,10 +89,10 @@ def _check_alike(base: Model, trained: Model) -> None:
     ours, theirs = base.config.architecture, trained.config.architecture
     if ours != theirs:
         raise ModelError(f"{trained.file.path}: is {theirs}, wanted {ours} as {base.file.path}")
-    shapes, others = ({n: w.shape for n, w in m.parts.weights.items()} for m in (base, trained))
-    apart = [name for name in {**shapes, **others} if shapes.get(name) != others.get(name)]
+    shapes, new = ({n: w.shape for n, w in m.parts.weights.items()} for m in (base, trained))
+    apart = [name for name in {**shapes, **new} if shapes.get(name) != new.get(name)]
     if apart:
-        there, here = (sizes.get(apart[0]) or "missing" for sizes in (others, shapes))
+        there, here = (sizes.get(apart[0]) or "missing" for sizes in (new, shapes))
         raise ModelError(
             f"{trained.file.path}: {apart[0]} is {there}, and {here} in {base.file.path}: an "
             "adapter wants the same tensors in both"

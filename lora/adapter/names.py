@@ -54,9 +54,9 @@ def meanings(parts: Parts, words: Iterable[str]) -> dict[str, tuple[str, ...]]:
         return {ALL_LINEAR: parts.usual_modules}
     from pyggml.lora.peft.twins import class_modules  # which imports gguf
 
-    known = [*class_modules(parts), *((ALL_LINEAR, m) for m in parts.usual_modules)]
+    pairs = [*class_modules(parts), *((ALL_LINEAR, m) for m in parts.usual_modules)]
     means = {
-        word: tuple(dict.fromkeys(m for name, m in known if f".{name}".endswith(f".{word}")))
+        word: tuple(dict.fromkeys(m for name, m in pairs if f".{name}".endswith(f".{word}")))
         for word in foreign
     }
     return {word: modules for word, modules in means.items() if modules}

@@ -115,11 +115,11 @@ def _faults_of_modules(chosen: Mapping[str, Target], config: LoraConfig) -> list
 
 def _no_matrices(chosen: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
     wanting = {"dora": config.dora, "init": config.init != "kaiming"}
-    others = [name for name, target in chosen.items() if not target.is_matrix]
+    tables = [name for name, target in chosen.items() if not target.is_matrix]
     return [
-        (setting, f"wants plain matrices, and {others[0]} is a table or a matrix for each expert")
+        (setting, f"wants plain matrices, and {tables[0]} is a table or a matrix for each expert")
         for setting, wants in wanting.items()
-        if wants and others
+        if wants and tables
     ]
 
 
@@ -153,10 +153,10 @@ def refusal(parts: Parts, module: str) -> str | None:
     if module.endswith("_norm"):
         return f"{module} cannot be adapted: llama.cpp ignores updates of norms"
     if module not in parts.decoder.modules:
-        known = _modules(parts)
+        modules = _modules(parts)
         return (
             f"{module} is no linear module of this model{_suggest(parts, module)}; known are "
-            f"{', '.join(known)}, and their names in transformers"
+            f"{', '.join(modules)}, and their names in transformers"
         )
     if not any(f"blk.{i}.{module}.weight" in parts.weights for i in range(parts.config.n_layer)):
         return f"{module} is in none of this model's blocks"

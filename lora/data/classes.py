@@ -73,10 +73,10 @@ class ClassReader(TextReader):
         self, train: Dataset, validation: Dataset, parts: Sequence[FileWindows]
     ) -> tuple[Dataset, Dataset]:
         ours = [words_of(side) for part in parts for side in (part.train, part.validation)]
-        words = {self._name(ids): ids for ids in {ids for some in ours for _, _, ids in some}}
-        others = {self._name(ids) for _, _, ids in words_of(validation)} - {*words}
-        if others:
-            names = first_names(sorted(others))
+        words = {self._name(ids): ids for ids in {ids for classes in ours for _, _, ids in classes}}
+        unseen = {self._name(ids) for _, _, ids in words_of(validation)} - {*words}
+        if unseen:
+            names = first_names(sorted(unseen))
             raise DataError(f"held out are rows of the labels {names}, which no other row has")
         if not 2 <= len(words) <= MOST_LABELS:
             there = f"{len(words)} labels"

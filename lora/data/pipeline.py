@@ -35,7 +35,7 @@ class CorpusReader(RowReader):
         """Raises DataError with what is wrong with any of the files."""
         aside = [*(Source(Path(f)) for f in self.config.val_file or ()), *map(Source.of, held_out)]
         not_trained, left_out = expand(aside, self.schema)
-        sources, others = expand([Source.of(file) for file in given], self.schema)
+        sources, unread = expand([Source.of(file) for file in given], self.schema)
         apart = self._all(not_trained, 0.0)
         trained = self._all(sources, 0.0 if apart else self.config.val_split)
         train = self.join([part.train for part in trained])
@@ -45,7 +45,7 @@ class CorpusReader(RowReader):
         files += [replace(p.summary, n_held_out=p.summary.n_documents) for p in apart]
         held_out_windows = validation if len(validation) else None
         about = self.about(files)
-        return Corpus(train, held_out_windows, tuple(files), (*others, *left_out), about)
+        return Corpus(train, held_out_windows, tuple(files), (*unread, *left_out), about)
 
     def _all(self, sources: Iterable[Source], share: float) -> list[FileWindows]:
         parts, faults = [], list[str]()

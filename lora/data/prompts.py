@@ -106,18 +106,18 @@ class _PromptReader(CorpusReader):
         return Prompts(tokens, owner, rows=rows)
 
     def join(self, datasets: Sequence[Dataset]) -> Prompts:
-        some = [d for d in datasets if isinstance(d, Prompts) and len(d)]
-        if not some:
+        parts = [d for d in datasets if isinstance(d, Prompts) and len(d)]
+        if not parts:
             empty = np.empty((0, self.ctx + 1), np.int32)
             return Prompts(empty, empty, rows=np.empty(0, object))
         repeats = np.concatenate(
-            [np.ones(len(d)) if d.repeats is None else d.repeats for d in some]
+            [np.ones(len(d)) if d.repeats is None else d.repeats for d in parts]
         )
         return Prompts(
-            np.concatenate([d.tokens for d in some]),
-            np.concatenate([d.documents for d in some]),
+            np.concatenate([d.tokens for d in parts]),
+            np.concatenate([d.documents for d in parts]),
             repeats=None if (repeats == 1).all() else repeats,
-            rows=np.concatenate([d.rows for d in some]),
+            rows=np.concatenate([d.rows for d in parts]),
         )
 
 

@@ -142,8 +142,8 @@ def _sample(corpus: Corpus, most: int) -> tuple[list[_ReportRow], list[Units]]:
     n_all = sum(map(len, units))
     rows = [
         row
-        for (data, is_held_out), some in zip(parts, units, strict=True)
-        for row in _rows(data, some, is_held_out, most * len(some) // max(n_all, most) or len(some))
+        for (data, is_held_out), unit in zip(parts, units, strict=True)
+        for row in _rows(data, unit, is_held_out, most * len(unit) // max(n_all, most) or len(unit))
     ]
     return rows, units
 
@@ -168,8 +168,8 @@ class _Findings:
         self.all: list[Finding] = []
 
     def _add(self, what: str, which: Sequence[int] | np.ndarray) -> None:
-        some = (self.rows[i] for i in which[:_SHOWN])
-        first = (first_learned(row.ids, row.learned, _SHOWN_TOKENS) for row in some)
+        rows_shown = (self.rows[i] for i in which[:_SHOWN])
+        first = (first_learned(row.ids, row.learned, _SHOWN_TOKENS) for row in rows_shown)
         shown = tuple(as_words(self._tokenizer.decode(ids)) for ids in first)
         self.all.append(Finding(what, len(which), shown))
 

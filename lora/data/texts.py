@@ -49,8 +49,8 @@ class TextReader(CorpusReader):
         return fit_documents(documents, self.ctx, self.config.long_chats)
 
     def join(self, datasets: Sequence[Dataset]) -> Dataset:
-        some = [dataset for dataset in datasets if len(dataset)]
-        return join(some, self.folder) if some else pack([], self.ctx)
+        parts = [dataset for dataset in datasets if len(dataset)]
+        return join(parts, self.folder) if parts else pack([], self.ctx)
 
     def arranged(
         self, train: Dataset, validation: Dataset, parts: Sequence[FileWindows]

@@ -63,13 +63,13 @@ def _of_window(scorers: Sequence[Scorer], positions: np.ndarray, targets: np.nda
     """Losses and divergences (models, 2, n) of the tokens at these positions."""
     distances = np.empty((len(scorers), 2, len(positions)))
     for logits in zip(*(s.logits(positions) for s in scorers), strict=True):
-        some, original = logits[0][0], _log_softmax(logits[0][1])
+        scored, original = logits[0][0], _log_softmax(logits[0][1])
         probabilities = np.exp(original)
         for of_model, (_, numbers) in zip(distances, logits, strict=True):
             each = _log_softmax(numbers)
-            of_model[0, some] = -np.take_along_axis(each, targets[some][:, None], 1)[:, 0]
-            of_model[1, some] = np.einsum("tv,tv->t", probabilities, original - each)
-            check_losses(of_model[0, some])
+            of_model[0, scored] = -np.take_along_axis(each, targets[scored][:, None], 1)[:, 0]
+            of_model[1, scored] = np.einsum("tv,tv->t", probabilities, original - each)
+            check_losses(of_model[0, scored])
     return distances
 
 

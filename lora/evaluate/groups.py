@@ -64,10 +64,10 @@ def find_nearest(
     ]
     vectors = _embed(model, [*numbers], report)
     asked, right = (np.array([texts[i] for texts in of_rows]) for i in (0, 1))
-    others = np.unique([number for texts in of_rows for number in texts[1:]])
-    cosines = vectors[asked] @ vectors[others].T
-    own = np.take_along_axis(cosines, np.searchsorted(others, right)[:, None], axis=1)
-    nearer = (cosines > own) & (others != asked[:, None])
+    candidates = np.unique([number for texts in of_rows for number in texts[1:]])
+    cosines = vectors[asked] @ vectors[candidates].T
+    own = np.take_along_axis(cosines, np.searchsorted(candidates, right)[:, None], axis=1)
+    nearer = (cosines > own) & (candidates != asked[:, None])
     ranks = 1 + nearer.sum(axis=1)
     measures = {"nearest": ranks == 1, "of_10": ranks <= 10}
     return NearestAnswers([*own], [*own], measures, ranks=ranks)

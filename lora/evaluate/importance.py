@@ -111,7 +111,7 @@ class Collector:
             group = _SameInputs(inputs, partial(self._add, [w.name for w in weights]))
             for t in of_nodes:
                 groups[t].append(group)
-        watched = {t: partial(_give, some, t) for t, some in groups.items()}
+        watched = {t: partial(_give, leaves, t) for t, leaves in groups.items()}
         return bind(schedule(graph, model.devices, watched))
 
     def run(self) -> Iterator[int]:

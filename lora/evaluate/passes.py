@@ -91,10 +91,10 @@ def predict(
     passes = together(lengths, n_tokens)
     scorer = Scorer(model, n_tokens, _SCORED, longest)
     of_rows = [Predictions(np.empty(0), np.empty(0, np.bool_))] * len(rows)
-    for done, some in enumerate(passes, 1):
-        positions, targets = _fill(scorer, rows, [groups[g] for g in some])
+    for done, batch in enumerate(passes, 1):
+        positions, targets = _fill(scorer, rows, [groups[g] for g in batch])
         of_pass = scorer.score(positions, targets)
-        read = [r for g in some for r in groups[g].rows]
+        read = [r for g in batch for r in groups[g].rows]
         ends = np.cumsum([len(rows[r].wanted) for r in read])
         parts = (np.split(array, ends[:-1]) for array in (of_pass.losses, of_pass.right))
         for r, *of_row in zip(read, *parts, strict=True):

@@ -92,13 +92,13 @@ def perplexity(
         chunks = chunks_of(model, ids, n_ctx)[:limit]
         n_chunks, chunk_scores = len(chunks), _of_text(model, chunks)
     total, squares, n, n_right = 0.0, 0.0, 0, 0
-    for chunk, some in enumerate(chunk_scores, 1):
-        total += float(some.losses.sum())
-        squares += float((some.losses**2).sum())
-        n += len(some.losses)
-        n_right += int(some.right.sum())
+    for chunk, scores in enumerate(chunk_scores, 1):
+        total += float(scores.losses.sum())
+        squares += float((scores.losses**2).sum())
+        n += len(scores.losses)
+        n_right += int(scores.right.sum())
         value, error = _exp(total / n), _error(total / n, squares / n, n)
-        yield Perplexity(chunk, n_chunks, n, n_right, value, error, some)
+        yield Perplexity(chunk, n_chunks, n, n_right, value, error, scores)
 
 
 def chunks_of(model: Model, tokens: Sequence[int], n_ctx: int) -> np.ndarray:

@@ -42,18 +42,18 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, li
         return TEXT, read_rows(path)[1]
     first = next((record for _, record in records(path, kind, schema)), None)
     for purpose, name in _BY_NAMES.items():
-        wanted = replace(schema, purpose=purpose)
-        if isinstance(first, dict) and wanted.fits(first):
-            return name, read_rows(path, wanted)[1]
+        for_purpose = replace(schema, purpose=purpose)
+        if isinstance(first, dict) and for_purpose.fits(first):
+            return name, read_rows(path, for_purpose)[1]
     if isinstance(first, dict) and replace(schema, purpose="labels").fits(first):
         raise DataError(
             f"{path}: has single answers with labels, wanted pairs of chosen and rejected: "
             "evaluated is which of two a model prefers"
         )
     for purpose, name in _OF_TEXTS.items():
-        wanted = replace(schema, purpose=purpose)
-        if isinstance(first, dict) and wanted.fits(first):
-            return name, read_rows(path, wanted)[1]
+        for_purpose = replace(schema, purpose=purpose)
+        if isinstance(first, dict) and for_purpose.fits(first):
+            return name, read_rows(path, for_purpose)[1]
     return RECORDS, read_rows(path, schema)[1]
 
 

@@ -59,11 +59,11 @@ class Scorer:
         the model makes no numbers there.
         """
         losses, right = np.empty(len(positions)), np.empty(len(positions), np.bool_)
-        for some, logits in self.logits(positions):
-            losses[some] = cross_entropies(logits, targets[some])
-            right[some] = logits.argmax(axis=1) == targets[some]
+        for part, logits in self.logits(positions):
+            losses[part] = cross_entropies(logits, targets[part])
+            right[part] = logits.argmax(axis=1) == targets[part]
             del logits  # before the next are read
-            check_losses(losses[some])
+            check_losses(losses[part])
         return Predictions(losses, right)
 
     def logits(self, positions: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
@@ -72,10 +72,10 @@ class Scorer:
         write(self._hidden, self._forward.read(self._found))
         (n_rows,) = self._rows.shape
         for first in range(0, len(positions), n_rows):
-            some = slice(first, min(first + n_rows, len(positions)))
-            write(self._rows, np.resize(positions[some], n_rows))
+            part = slice(first, min(first + n_rows, len(positions)))
+            write(self._rows, np.resize(positions[part], n_rows))
             self._head()
-            yield some, self._head.read(self._logits)[: some.stop - first]
+            yield part, self._head.read(self._logits)[: part.stop - first]
 
 
 def check_losses(losses: np.ndarray) -> None:
@@ -93,8 +93,8 @@ def read_tokens(model: Model, ids: np.ndarray, counted: np.ndarray) -> TokenTabl
     losses, ranks = np.full(len(tokens), np.nan), np.full(len(tokens), -1)
     scorer = Scorer(model, len(tokens), len(tokens))
     fill(scorer.inputs, tokens)
-    for some, logits in scorer.logits(np.arange(len(tokens) - 1)):
-        after = slice(some.start + 1, some.stop + 1)
+    for part, logits in scorer.logits(np.arange(len(tokens) - 1)):
+        after = slice(part.start + 1, part.stop + 1)
         losses[after], ranks[after] = losses_and_ranks(logits, tokens[after])
         del logits
         check_losses(losses[after])

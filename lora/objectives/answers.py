@@ -194,12 +194,12 @@ class AnswerObjective(Objective):
     def report(self, batch: AnswerBatch, outputs: Mapping[str, np.ndarray]) -> Rewards:
         """The rewards of the answers, each counted from the reference."""
         above = self.beta * (outputs["log_probs"] - batch.reference)
-        wanted, unwanted = batch.sign > 0, batch.sign < 0
+        liked, unwanted = batch.sign > 0, batch.sign < 0
         right, kl = self.right(batch, above), self.beta * batch.kl
         return Rewards(
-            chosen_sum=float((above[wanted] + kl).sum(dtype=np.float64)),
+            chosen_sum=float((above[liked] + kl).sum(dtype=np.float64)),
             rejected_sum=float((above[unwanted] + kl).sum(dtype=np.float64)),
-            n_chosen=int(wanted.sum()),
+            n_chosen=int(liked.sum()),
             n_rejected=int(unwanted.sum()),
             n_right=int(right.sum()),
             n_compared=right.size,
@@ -250,11 +250,11 @@ def answer_batches(
     share = objective.weights(answers.sign) * (answers.sign != 0) / max(n_units, 1)
     with_kl = reference + np.float32(kl)
     for i, batch in enumerate(data.batches(windows, size)):
-        some = slice(i * size, (i + 1) * size)
-        arrays = _arrays(objective, answers.part(some), n_tokens)
-        arrays |= {"reference": with_kl[some], "share": share[some]}
+        part = slice(i * size, (i + 1) * size)
+        arrays = _arrays(objective, answers.part(part), n_tokens)
+        arrays |= {"reference": with_kl[part], "share": share[part]}
         filled = {name: _pad_batch(values, size).reshape(-1) for name, values in arrays.items()}
-        members = block_diagonal(answers.part(some).members(objective.per_token), size)
+        members = block_diagonal(answers.part(part).members(objective.per_token), size)
         yield AnswerBatch(**_fields(batch), **filled, members=members, kl=kl)
 
 
@@ -358,15 +358,15 @@ class AnswerFeed:
         below 0. It is 0 for an objective that does not ask."""
         if not self._objective.has_kl:
             return 0.0
-        others = data.mismatched
-        assert others is not None
+        mismatched = data.mismatched
+        assert mismatched is not None
         share = ranks.share(len(windows))
         mine = windows[share.start : share.stop]
         with ranks.telling():
-            scores = [self._scorers[1].score(programs[1], others, int(w)) for w in mine]
-            moved = self._stack(scores) - self._references(programs, others, mine)
+            scores = [self._scorers[1].score(programs[1], mismatched, int(w)) for w in mine]
+            moved = self._stack(scores) - self._references(programs, mismatched, mine)
         moved = ranks.join(moved, len(windows))
-        n = WindowAnswers.in_windows(others.part(np.asarray(windows, np.int64)), self._room).n
+        n = WindowAnswers.in_windows(mismatched.part(np.asarray(windows, np.int64)), self._room).n
         return max(float(moved.sum(dtype=np.float64)) / n, 0.0)
 
     def _references(self, programs: Programs, data: Preferences, windows: Windows) -> np.ndarray:

@@ -177,9 +177,9 @@ class TextVectorFeed:
         texts = [batch.tokens[first:end].tobytes() for first, end in spans]
         compared = np.full((n, n), _NEVER, np.float32)
         for i in asks.tolist():
-            others = [j for j, text in enumerate(texts) if marks[j] != ANCHOR
+            equal = [j for j, text in enumerate(texts) if marks[j] != ANCHOR
                       and text not in (texts[i], texts[i + 1])]  # fmt: skip
-            compared[i, [*others, i + 1]] = 0
+            compared[i, [*equal, i + 1]] = 0
         positives, share = np.zeros(n, np.int32), np.zeros(n, np.float32)
         positives[asks], share[asks] = asks + 1, batch.weights[last[asks]]
         pool = Pool.empty(self.pooling, n, len(batch.tokens)).values(spans)

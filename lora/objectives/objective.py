@@ -87,13 +87,13 @@ class LossNet:
         return token_loss(self.parts, self.net, targets, weights, self.trained, self.gradient, h)
 
     def soft_loss(
-        self, h: Tensor, wanted: tuple[Tensor, Tensor, Tensor], temperature: float, beta: float = 0
+        self, h: Tensor, goals: tuple[Tensor, Tensor, Tensor], temperature: float, beta: float = 0
     ) -> Tensor:
         """Σ weight · cross entropy of probabilities at a temperature, with beta their divergence,
         (); `saved[0]` counts the first targets that are right. wanted: targets, shares, weights, as
         of `soft_token_loss`."""
         return soft_token_loss(
-            self.parts, self.net, h, wanted, self.trained, self.gradient, temperature, beta
+            self.parts, self.net, h, goals, self.trained, self.gradient, temperature, beta
         )
 
     def token_losses(self, targets: Tensor, weights: Tensor, temperature: float = 1.0) -> Tensor:

@@ -377,11 +377,11 @@ class SampleFeed:
     ) -> Iterator[SampleBatch]:
         data, which = cast("Samples", data), np.asarray(windows, np.int64)
         for i, batch in enumerate(data.batches(which, self._size)):
-            some = data.part(which[i * self._size : (i + 1) * self._size])
-            reference = np.zeros((len(some), data.ctx), np.float32)
+            part = data.part(which[i * self._size : (i + 1) * self._size])
+            reference = np.zeros((len(part), data.ctx), np.float32)
             if self._scorer is not None:
-                reference[:] = [self._scorer.score(programs[0], some, i) for i in range(len(some))]
-            yield self._batch(batch, some, reference)
+                reference[:] = [self._scorer.score(programs[0], part, i) for i in range(len(part))]
+            yield self._batch(batch, part, reference)
 
     def _batch(self, batch: WindowBatch, data: Samples, reference: np.ndarray) -> SampleBatch:
         answers = WindowAnswers.in_windows(data, ROOM)

@@ -196,12 +196,12 @@ class TaughtFeed:
         of_batches = data.batch_windows(windows, self.size)
         mine = ranks.share(len(of_batches))
         batches = data.batches(windows, self.size)
-        for i, (some, batch) in enumerate(zip(of_batches, batches, strict=True)):
+        for i, (windows_of_batch, batch) in enumerate(zip(of_batches, batches, strict=True)):
             if i not in mine:
                 yield batch
                 continue
-            each = [self.teacher.distributions(programs, data, int(w)) for w in some]
-            yield self._with_distributions(batch, data.part(some).targets(), each)
+            each = [self.teacher.distributions(programs, data, int(w)) for w in windows_of_batch]
+            yield self._with_distributions(batch, data.part(windows_of_batch).targets(), each)
 
     def _with_distributions(
         self, batch: WindowBatch, targets: np.ndarray, each: Sequence[Distributions]

@@ -152,11 +152,11 @@ def _with_names(updates: Mapping[str, _Halves], stacks: set[str]) -> dict[str, _
     return by_name
 
 
-def _short(chosen: Collection[str], known: Iterable[str]) -> list[str]:
+def _short(chosen: Collection[str], names: Iterable[str]) -> list[str]:
     """The last words of the chosen modules' names if no other module has one, else whole names;
     these too where a class may read pictures, by modules of the same words."""
     words = {name.rsplit(".", 1)[-1] for name in chosen}
     of_text = any(".language_model." in name for name in chosen)
-    if not of_text and all(name in chosen for name in known if name.rsplit(".", 1)[-1] in words):
+    if not of_text and all(name in chosen for name in names if name.rsplit(".", 1)[-1] in words):
         return sorted(words)
     return sorted(chosen)

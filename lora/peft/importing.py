@@ -66,9 +66,9 @@ def from_peft(
 def _place(placed: dict[str, _Updates], given: ModuleFactors, module: Module, alpha: float) -> None:
     for p in module.parts:
         update = Update(*_halves(given, module, p), alpha)
-        others = placed.setdefault(p.tensor, {})
-        is_some = p.rows.min() < 0 and p.expert in others
-        others[p.expert] = _join(others[p.expert], update) if is_some else update
+        experts = placed.setdefault(p.tensor, {})
+        is_some = p.rows.min() < 0 and p.expert in experts
+        experts[p.expert] = _join(experts[p.expert], update) if is_some else update
 
 
 def _join(*updates: Update) -> Update:
@@ -119,10 +119,10 @@ def _misfit(model: Model, given: ModuleFactors, module: Module, rank: int) -> st
             f"is of a matrix {given.of_shape}, wanted {module.shape}: was its vocabulary resized?"
         )
     wide = rank * max(module.n_expert, 1)
-    wanted = ((rank, n_out), (n_in, rank)) if module.table else ((wide, n_in), (n_out, wide))
-    if (given.a.shape, given.b.shape) != wanted:
+    shapes = ((rank, n_out), (n_in, rank)) if module.table else ((wide, n_in), (n_out, wide))
+    if (given.a.shape, given.b.shape) != shapes:
         return (
-            f"has A {given.a.shape} and B {given.b.shape}, wanted {wanted[0]} and {wanted[1]} for "
+            f"has A {given.a.shape} and B {given.b.shape}, wanted {shapes[0]} and {shapes[1]} for "
             f"rank {rank}, as in {settings.NAME}"
         )
     return None

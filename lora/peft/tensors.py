@@ -49,8 +49,8 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
         elif match is None:
             faults.append(f"{brief(name)} is {_what(name)}")
         elif info.dtype not in FLOATS or len(info.shape) != 2:
-            wanted = f"wanted a matrix of {', '.join(FLOATS)}"
-            faults.append(f"{brief(name)} is {info.dtype} {info.shape}, {wanted}")
+            demand = f"wanted a matrix of {', '.join(FLOATS)}"
+            faults.append(f"{brief(name)} is {info.dtype} {info.shape}, {demand}")
         else:
             table, factor = match[2] in _TABLE_FACTORS, match[2].removesuffix(".weight")[-1]
             modules.setdefault((match[1], table), {})[factor] = info.floats()

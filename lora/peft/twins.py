@@ -238,9 +238,9 @@ def _tensors(
 ) -> list[str]:
     """The tensors of a module of this layer, without ".weight"."""
     at = "" if name == ending else f"blk.{i}."
-    for some in layout.tensors.get(ending, ()):
-        if all(f"{at}{t}.weight" in parts.weights for t in some):
-            return [f"{at}{t}" for t in some]
+    for fused in layout.tensors.get(ending, ()):
+        if all(f"{at}{t}.weight" in parts.weights for t in fused):
+            return [f"{at}{t}" for t in fused]
     tensor = names.get(_of_text(name))
     return [tensor] if tensor and ending not in layout.tensors else []
 

@@ -32,8 +32,8 @@ def ranks_of_process() -> Ranks:
     try:
         from pyggml.lora.ranks.mpi import MpiRanks
     except ImportError as error:
-        wanted = how_to_install("mpi")
-        raise PyggmlError(f"{about}, wanted mpi4py to join them ({error}): {wanted}") from None
+        advice = how_to_install("mpi")
+        raise PyggmlError(f"{about}, wanted mpi4py to join them ({error}): {advice}") from None
     ranks = MpiRanks(launcher.split())
     if ranks.size != size:
         raise PyggmlError(

@@ -43,9 +43,9 @@ class Distributions:
         at = np.where(is_target.any(axis=1), is_target.argmax(axis=1), ids.shape[1] - 1)
         ids[rows, at], probs[rows, at] = ids[:, 0], probs[:, 0]
         ids[:, 0], probs[:, 0] = targets, p_targets
-        others = np.maximum(1 - probs.sum(axis=1, dtype=np.float64), 0) * has_others
+        rest = np.maximum(1 - probs.sum(axis=1, dtype=np.float64), 0) * has_others
         with np.errstate(divide="ignore"):
-            return cls(ids, np.log(np.column_stack([probs, others])).astype(np.float32))
+            return cls(ids, np.log(np.column_stack([probs, rest])).astype(np.float32))
 
     def shares(self) -> np.ndarray:
         """(n, k + 1) float64: the probabilities, which add up to 1."""

@@ -87,14 +87,14 @@ class TeacherModel:
     def _scores(self, head: Program, positions: np.ndarray, targets: np.ndarray) -> Distributions:
         (n_rows,), graph, parts = self._rows.shape, head.schedule.graph, []
         for first in range(0, len(positions), n_rows):
-            some = slice(first, first + n_rows)
-            write(self._rows, np.resize(positions[some], n_rows))
-            write(self._targets, np.resize(targets[some], n_rows))
+            part = slice(first, first + n_rows)
+            write(self._rows, np.resize(positions[part], n_rows))
+            write(self._targets, np.resize(targets[part], n_rows))
             head()
-            n = len(positions[some])
+            n = len(positions[part])
             ids, probs, nll = (head.read(graph[name])[:n] for name in ("ids", "probs", "nll"))
             parts.append(
-                Distributions.of((ids, probs), (targets[some], np.exp(-nll)), self._has_others)
+                Distributions.of((ids, probs), (targets[part], np.exp(-nll)), self._has_others)
             )
         ids = np.concatenate([p.ids for p in parts])
         log_probs = np.concatenate([p.log_probs for p in parts])

@@ -175,9 +175,9 @@ class Teaching:
         answers = teacher.distributions(programs, data, window)
         (keys, starts), at = self.plan.documents.T, 0
         for key, n in document_keys(data.part(np.array([window]))):
-            first, some = int(starts[np.searchsorted(keys, key)]), slice(at, at + n)
-            tensors["teacher.ids"][first : first + n] = answers.ids[some]
-            tensors["teacher.log_probs"][first : first + n] = answers.log_probs[some]
+            first, rows = int(starts[np.searchsorted(keys, key)]), slice(at, at + n)
+            tensors["teacher.ids"][first : first + n] = answers.ids[rows]
+            tensors["teacher.log_probs"][first : first + n] = answers.log_probs[rows]
             at += n
 
     def finish(self) -> None:

@@ -94,9 +94,9 @@ def _arithmetic_of(file: gguf.GGUFFile) -> RunArithmetic | None:
     if compute is None and vectors is None:
         return None
     wrong = [
-        f"{key} is {brief(value)}, wanted one of {', '.join(known)}"
-        for key, value, known in ((_COMPUTE, compute, _TYPES), (_VECTORS, vectors, ISAS))
-        if not isinstance(value, str) or value not in known
+        f"{key} is {brief(value)}, wanted one of {', '.join(names)}"
+        for key, value, names in ((_COMPUTE, compute, _TYPES), (_VECTORS, vectors, ISAS))
+        if not isinstance(value, str) or value not in names
     ]
     compiler = file.get(_COMPILER)
     if not isinstance(compiler, str | None):

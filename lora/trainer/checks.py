@@ -38,8 +38,8 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
         faults.append(("grad_accum", f"{fault}, wanted at least as many"))
     if corpus.validation is None:
         usual, names = TrainConfig(), ("patience", "keep_best", "val_windows", "val_every")
-        wanted = [n for n in names if getattr(config, n) not in (0, getattr(usual, n))]
-        faults += [(name, "wants text that is held out, and none is") for name in wanted]
+        needing = [n for n in names if getattr(config, n) not in (0, getattr(usual, n))]
+        faults += [(name, "wants text that is held out, and none is") for name in needing]
     parts = [part for part in (corpus.train, corpus.validation) if part is not None]
     if any(part.ctx != ctx for part in parts):
         faults.append(("ctx", f"is {ctx}, but the windows held out have {parts[-1].ctx} tokens"))

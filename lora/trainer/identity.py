@@ -164,11 +164,11 @@ def _plain(run: Run) -> dict[str, Any]:
     return plain
 
 
-def differences(stored: Run, wanted: Run) -> list[Fault]:
+def differences(stored: Run, own: Run) -> list[Fault]:
     """What sets two runs apart: the settings, and nothing that follows from them."""
     by_part: dict[str, list[Fault]] = {}
-    for part in sorted({*stored, *wanted}):
-        theirs, ours = stored.get(part), wanted.get(part)
+    for part in sorted({*stored, *own}):
+        theirs, ours = stored.get(part), own.get(part)
         if isinstance(theirs, dict) and isinstance(ours, dict):
             names = sorted({*theirs, *ours})
             pairs = [(name, theirs.get(name), ours.get(name)) for name in names]

@@ -58,7 +58,7 @@ class Losses:
         beside = 0 if self.practice is None else self.practice.n_bytes
         self.passes = Passes.of(
             model, parameters, config, corpus.train.ctx, corpus.lengths,
-            objective=objective, leaves=self.feed.leaves, others=self.feed.graphs,
+            objective=objective, leaves=self.feed.leaves, further=self.feed.graphs,
             beside=beside,
         )  # fmt: skip
 

@@ -94,8 +94,8 @@ class _Pair:
         read = taps.read if taps else {}
         sums = [None if steps else g for g in parameters.gradients.values()]
         sums += [None for _ in read]
-        wanted, rounds = {**trained, **read}, not objective.has_reference
-        graph = training_graph(forward, wanted, sums, model.kept_as, keep, rounds=rounds)
+        leaves_of_graph, rounds = {**trained, **read}, not objective.has_reference
+        graph = training_graph(forward, leaves_of_graph, sums, model.kept_as, keep, rounds=rounds)
         graph = steps.within(graph) if steps else graph
         net = LossNet.of(model, inputs, separate, False, model.taps())
         alone, _ = _forward(net, objective, leaves, balance, 0.0)
@@ -208,7 +208,7 @@ class Passes:
         keep: Keep = Keep.COSTLY,
         objective: Objective = _USUAL,
         leaves: Callable[[int], Leaves] = TextLeaves.empty,
-        others: Sequence[Graph] = (),
+        further: Sequence[Graph] = (),
         noise: float = 0.0,
         shorter: Sequence[int] = (),
         factor: float = 0.0,
@@ -228,7 +228,7 @@ class Passes:
         checked = {p.training["loss"]: steps.check_loss for p in self._pairs.values() if steps}
         self._schedules = tuple(
             schedule(g, model.devices, {t: c for t, c in checked.items() if t in g.outputs})
-            for g in (*_graphs(self._pairs), *others)
+            for g in (*_graphs(self._pairs), *further)
         )
         self._programs: tuple[Program, ...] = ()
         self._host, self._beside = model.devices.host, beside
@@ -264,7 +264,7 @@ class Passes:
         lengths: Sequence[int] = (),
         objective: Objective = _USUAL,
         leaves: Callable[[int], Leaves] = TextLeaves.empty,
-        others: Sequence[Graph] = (),
+        further: Sequence[Graph] = (),
         beside: int = 0,
     ) -> Passes:
         """The graphs of a run with these settings, over windows of `ctx` tokens.
@@ -281,7 +281,7 @@ class Passes:
             backend.copies_from = config.weight_copies
         with verifying(verifies() or config.verify_graphs):
             return cls(
-                model, parameters, n_tokens, ctx, keep, objective, leaves, others, noise, shorter,
+                model, parameters, n_tokens, ctx, keep, objective, leaves, further, noise, shorter,
                 factor=config.router_aux_loss_coef, n_rows=config.batch, beside=beside,
                 steps=steps, n_passes=config.grad_accum,
             )  # fmt: skip

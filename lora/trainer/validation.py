@@ -93,8 +93,8 @@ def _windows(data: Dataset, units: Units, which: np.ndarray) -> tuple[Dataset, n
     if len(np.unique(windows)) == len(windows):
         return data, windows[which]
     trained = None if data.trained is None else data.trained.reshape(-1)
-    some = units.starts[which], units.lengths[which]
-    packed = pack(Documents(data.tokens.reshape(-1), *some, trained), data.ctx, whole=True)
+    ranges = units.starts[which], units.lengths[which]
+    packed = pack(Documents(data.tokens.reshape(-1), *ranges, trained), data.ctx, whole=True)
     return packed, range(len(packed))
 
 

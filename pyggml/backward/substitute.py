@@ -89,11 +89,11 @@ class _Substitutes:
         """The substitute of each, or itself."""
         return tuple(map(self._new.get, tensors, tensors))
 
-    def missing(self, wanted: Tensor) -> Sequence[Tensor]:
+    def missing(self, source: Tensor) -> Sequence[Tensor]:
         """Make the substitutes that `wanted` still lacks, its own included, sources first."""
-        if wanted in self._new or not self._is_made_again(wanted):  # most
+        if source in self._new or not self._is_made_again(source):  # most
             return ()
-        lacking = (each for t in self._lacking(wanted) for each in (t, *self._smaller.get(t, ())))
+        lacking = (each for t in self._lacking(source) for each in (t, *self._smaller.get(t, ())))
         return [self._make(t) for t in lacking if t not in self._new]
 
     def _make(self, t: Tensor) -> Tensor:
@@ -101,9 +101,9 @@ class _Substitutes:
         self._new |= zip(t.saved, new.saved, strict=True)
         return new
 
-    def _lacking(self, wanted: Tensor) -> Iterator[Tensor]:
+    def _lacking(self, source: Tensor) -> Iterator[Tensor]:
         """The forward nodes to compute again for `wanted`, sources before users."""
-        needed, stack = set[Tensor](), [wanted]
+        needed, stack = set[Tensor](), [source]
         while stack:
             t = stack.pop()
             if t not in needed and t not in self._new and self._is_made_again(t):

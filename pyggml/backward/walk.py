@@ -64,14 +64,14 @@ def build_backward(
     if isinstance(parameters, Tensor):
         raise GraphError(f"build_backward takes parameters in a list, [w]; found {parameters!r}")
     loss, names = _loss(forward), _names(parameters)
-    wanted = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
-    walk, gradients = _walk(forward, wanted, seed, accumulators)
+    leaves = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
+    walk, gradients = _walk(forward, leaves, seed, accumulators)
     named = zip(forward.outputs, forward.names or [""] * len(forward.outputs), strict=True)
-    others = [(t, name) for t, name in named if t is not loss]
+    kept = [(t, name) for t, name in named if t is not loss]
     before = [t for t in forward.nodes if t is not loss]
     steps = (*before, loss, *walk.steps)
-    graph = Graph.of(loss, *gradients, *(t for t, _ in others), steps=steps)
-    names = ["loss", *(f"grad:{name}" for name in names), *(name for _, name in others)]
+    graph = Graph.of(loss, *gradients, *(t for t, _ in kept), steps=steps)
+    names = ["loss", *(f"grad:{name}" for name in names), *(name for _, name in kept)]
     return replace(graph, notes=walk.notes_of(forward.notes, graph), names=tuple(names))
 
 
@@ -146,8 +146,8 @@ class _Walk:
         self.sums: dict[Tensor, Tensor] = {}
         self.before = set(order)
         self.added: dict[int, Tensor] = {}  # accumulator i with its gradient added
-        wanted = set(parameters)
-        first_user = {s: t for t in reversed(order) for s in t.src if s in wanted}
+        leaves = set(parameters)
+        first_user = {s: t for t in reversed(order) for s in t.src if s in leaves}
         self.complete_after = defaultdict[Tensor, list[int]](list)
         for i, p in enumerate(parameters if self.accumulators else ()):
             self.complete_after[first_user.get(p, p)].append(i)
@@ -237,10 +237,10 @@ def _sum(total: Tensor, part: Tensor) -> Tensor:
     return add(total, part) if fused is None else fused(total, *part.src, **part.params)
 
 
-def _same_shapes(what: str, given: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> None:
-    if len(given) != len(wanted):
-        raise ShapeError(f"build_backward: {len(given)} {what}s, wanted {len(wanted)}")
-    for g, w in zip(given, wanted, strict=True):
+def _same_shapes(what: str, given: Sequence[Tensor | None], models: Sequence[Tensor]) -> None:
+    if len(given) != len(models):
+        raise ShapeError(f"build_backward: {len(given)} {what}s, wanted {len(models)}")
+    for g, w in zip(given, models, strict=True):
         if g is not None and g.shape != w.shape:
             raise ShapeError(f"build_backward: the {what} for {w!r} is {g!r}, wanted its shape")
 
@@ -273,12 +273,12 @@ def _refuse_gaps(
     loss: Tensor, parameters: Sequence[Tensor], order: Sequence[Tensor], reached: set[Tensor]
 ) -> None:
     """Raise NoGradientError, with all faults, unless every path is differentiable."""
-    known = tensors_that_reach(loss, order)
-    faults = [f"{p.name or repr(p)} does not reach the loss" for p in parameters if p not in known]
+    useful = tensors_that_reach(loss, order)
+    faults = [f"{p.name or repr(p)} does not reach the loss" for p in parameters if p not in useful]
     faults += [
         f"{t.op.name} at {_place(t)} has no gradient ({t.op.grad.reason})"
         for t in order
-        if t in reached and t in known and t.op is not None and isinstance(t.op.grad, NoGrad)
+        if t in reached and t in useful and t.op is not None and isinstance(t.op.grad, NoGrad)
     ]
     if faults:
         raise NoGradientError(first_of(faults, 5))

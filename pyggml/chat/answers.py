@@ -372,9 +372,9 @@ class _Probes:
         return text if self.text.startswith(text) else None
 
 
-def _mark_end(wanted: str, text: str, where: str) -> str:
+def _mark_end(mark: str, text: str, where: str) -> str:
     """A word with a mark behind it, before white space, if it is of the kind that is wanted."""
-    word = text.rstrip() if wanted in ("", where) else ""
+    word = text.rstrip() if mark in ("", where) else ""
     return f"{word}{MARK}{text[len(word) :]}" if word else text
 
 

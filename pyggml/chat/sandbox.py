@@ -293,8 +293,8 @@ class _Namespace(Namespace):
     """Jinja's namespace without private names, which lead into Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *others = args
-        attributes = dict(*others, **kwargs)
+        self, *mappings = args
+        attributes = dict(*mappings, **kwargs)
         for name in attributes:
             _check_name(name)
         Namespace.__init__(self, attributes)

@@ -89,9 +89,9 @@ def carried_metadata(path: Path) -> dict[str, str | None]:
         return template_in(file)
 
 
-def template_file(wanted: str) -> Path | None:
+def template_file(name: str) -> Path | None:
     """The file of Jinja2 that holds a built-in template or is named itself; None if none is."""
-    path = _built_in(wanted) if wanted in BUILT_IN else Path(wanted)
+    path = _built_in(name) if name in BUILT_IN else Path(name)
     try:
         with open_regular(path) as file:
             return None if file.read(len(_MAGIC)) == _MAGIC else path
@@ -145,29 +145,29 @@ def _text(template: ChatTemplate, chat: Sequence[Message], tools: list[Any]) -> 
         return None
 
 
-def _choose(tokenizer: Tokenizer, wanted: str) -> _Choice:
-    if wanted == MODEL:
+def _choose(tokenizer: Tokenizer, name: str) -> _Choice:
+    if name == MODEL:
         return _file_template(
             tokenizer.chat_templates, tokenizer.chat_inputs, "the model's chat template"
         )
-    if wanted in BUILT_IN:
-        text = _built_in(wanted).read_text(encoding="utf-8")
-        return _Choice(text, f"the chat template {wanted}")
-    if wanted in tokenizer.chat_templates:
-        return _Choice(tokenizer.chat_templates[wanted], f"the model's chat template {wanted}")
-    path = Path(wanted)
+    if name in BUILT_IN:
+        text = _built_in(name).read_text(encoding="utf-8")
+        return _Choice(text, f"the chat template {name}")
+    if name in tokenizer.chat_templates:
+        return _Choice(tokenizer.chat_templates[name], f"the model's chat template {name}")
+    path = Path(name)
     try:
         with open_regular(path) as file:
             raw = file.read(4 * MOST_SOURCE + 1)
         if raw[: len(_MAGIC)] != _MAGIC:
-            return _Choice(raw.decode(), wanted)
+            return _Choice(raw.decode(), name)
     except UnicodeDecodeError:
         raise TemplateError(f"{path}: is not UTF-8, wanted a chat template") from None
     except (OSError, ValueError) as error:
         names = (MODEL, *filter(None, tokenizer.chat_templates), *BUILT_IN)
         raise TemplateError(
-            f"{wanted}: is no chat template, wanted one of {', '.join(names)}, or a file "
-            f"({getattr(error, 'strerror', None) or error}){suggestion(wanted, names)}"
+            f"{name}: is no chat template, wanted one of {', '.join(names)}, or a file "
+            f"({getattr(error, 'strerror', None) or error}){suggestion(name, names)}"
         ) from None
     with gguf.open(path) as opened:
         metadata = Metadata({key: opened.get(key) for key in opened.metadata})

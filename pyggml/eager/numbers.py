@@ -112,9 +112,9 @@ def _compute(node: Tensor) -> np.ndarray:
     return _round(result_of(node, exact))
 
 
-def _as_leaf(t: Tensor, known: np.ndarray) -> Tensor:
+def _as_leaf(t: Tensor, value: np.ndarray) -> Tensor:
     """A source of a node, as a leaf of the same type."""
-    return t if t.op is None else leaf(np.ascontiguousarray(known.astype(t.dtype.numpy)))
+    return t if t.op is None else leaf(np.ascontiguousarray(value.astype(t.dtype.numpy)))
 
 
 def _round(a: np.ndarray) -> np.ndarray:

@@ -32,11 +32,11 @@ class Operators(ABC):
         """A copy of the numbers."""
 
     @abstractmethod
-    def _apply(self, builder: Builder, *others: Any, **params: Any) -> Self:
+    def _apply(self, builder: Builder, *operands: Any, **params: Any) -> Self:
         """The Value of builder(self, *others, **params)."""
 
     @abstractmethod
-    def _compute(self, builder: Builder, *others: Any, **params: Any) -> Self:
+    def _compute(self, builder: Builder, *operands: Any, **params: Any) -> Self:
         """The same with integers made floats first."""
 
     # -- arithmetic --------------------------------------------------------------------------------

@@ -195,11 +195,11 @@ class Value(Operators):
 
     # -- what Operators are made of ----------------------------------------------------------------
 
-    def _apply(self, builder: Callable[..., Tensor], *others: Any, **params: Any) -> Value:
-        return apply(builder, self, *others, **params)
+    def _apply(self, builder: Callable[..., Tensor], *operands: Any, **params: Any) -> Value:
+        return apply(builder, self, *operands, **params)
 
-    def _compute(self, builder: Callable[..., Tensor], *others: Any, **params: Any) -> Value:
-        return apply(builder, as_float(self), *map(as_float, others), **params)
+    def _compute(self, builder: Callable[..., Tensor], *operands: Any, **params: Any) -> Value:
+        return apply(builder, as_float(self), *map(as_float, operands), **params)
 
     # -- how it is printed -------------------------------------------------------------------------
 
@@ -264,9 +264,9 @@ def apply(builder: Callable[..., Tensor], *sources: Any, **params: Any) -> Value
     existing = next((v for v in values if v.node is node), None)
     if existing is not None:
         return existing
-    wanted = any(v.requires_grad for v in values) and not _is_constant(node)
+    requires_grad = any(v.requires_grad for v in values) and not _is_constant(node)
     kind = next((type(v) for v in values if not v.is_known), Value)
-    value = kind(node, wanted)
+    value = kind(node, requires_grad)
     if kind.is_known:
         numbers(node)
     return value

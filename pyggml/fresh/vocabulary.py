@@ -120,7 +120,7 @@ def _of_characters(texts: Iterable[str], n_tokens: int) -> list[tuple[str, str]]
 
 def _pairs_of(character: str) -> Iterator[tuple[str, str]]:
     """The bytes of a character, each joined to those before it."""
-    first, *others = (_CHAR_OF[byte] for byte in character.encode())
-    for other in others:
+    first, *continuation = (_CHAR_OF[byte] for byte in character.encode())
+    for other in continuation:
         yield first, other
         first += other

@@ -47,8 +47,8 @@ def _leaves(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _step(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The choice, and the inputs' tokens after it."""
-    choice, (tokens, *others) = likeliest(logits), _leaves(inputs)
-    return choice, advance(tokens, choice, *others)
+    choice, (tokens, *positions) = likeliest(logits), _leaves(inputs)
+    return choice, advance(tokens, choice, *positions)
 
 
 class Ahead:

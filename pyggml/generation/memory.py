@@ -38,8 +38,8 @@ def _kinds(model: Model, cache_type: CacheType) -> dict[str, DType]:
 
 def _kind(setting: str, name: str, compute: str, sizes: Iterable[int]) -> DType:
     if name not in CACHE_TYPES:
-        known = f"{', '.join(CACHE_TYPES[:-1])} or {CACHE_TYPES[-1]}"
-        raise ConfigError([(setting, f"is {name!r}, wanted {known}")])
+        names = f"{', '.join(CACHE_TYPES[:-1])} or {CACHE_TYPES[-1]}"
+        raise ConfigError([(setting, f"is {name!r}, wanted {names}")])
     if name == "f16" and compute == "f32":
         return F32
     kind = DTYPES[name.upper()]

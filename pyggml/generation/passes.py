@@ -179,5 +179,5 @@ class TokenPasses:
         put_together(*filled)
         inputs = replace(inputs, slots=Slots(slots, self.n_rows))
         taps = model.taps()
-        wanted = of if n_tokens > 1 else None
-        return filled, build(model.parts, inputs, model.adapters, self.cache, wanted, taps), taps
+        rows = of if n_tokens > 1 else None
+        return filled, build(model.parts, inputs, model.adapters, self.cache, rows, taps), taps

@@ -62,9 +62,9 @@ def read(files: tuple[Path, ...], parse: Callable[[Path], Contents]) -> tuple[Co
                 raise GGUFError(f"tensor {brief(name)} is in {home[name].name} and in {path.name}")
             home[name] = path
         parts.append(part)
-    wanted = _number(parts[0].metadata, N_TENSORS, len(home))
-    if wanted != len(home):
-        raise GGUFError(f"all parts together have {len(home)} tensors, wanted {wanted}")
+    n_stated = _number(parts[0].metadata, N_TENSORS, len(home))
+    if n_stated != len(home):
+        raise GGUFError(f"all parts together have {len(home)} tensors, wanted {n_stated}")
     return tuple(parts)
 
 

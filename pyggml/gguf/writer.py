@@ -130,11 +130,11 @@ def _write_header(
 def _write_tensor(out: BinaryIO, source: TensorSource) -> None:
     name, dtype, shape, given = source
     array = given() if callable(given) else given
-    wanted = stored_shape(shape, dtype)
-    if array.dtype != dtype.numpy or array.shape != wanted:
+    stored = stored_shape(shape, dtype)
+    if array.dtype != dtype.numpy or array.shape != stored:
         raise GGUFError(
             f"tensor {brief(name)} got an array of {array.dtype} {array.shape},"
-            f" wanted {dtype.numpy} {wanted} for {dtype.name} {shape}"
+            f" wanted {dtype.numpy} {stored} for {dtype.name} {shape}"
         )
     out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 

@@ -116,9 +116,9 @@ class _Search(NamedTuple):
             return
         name = next((name for name in missing if name in tensors), None)
         if name is not None:
-            others = self._with_sources(name, tensors)
-            if others is not None:
-                yield from self.rest(others, [n for n in missing if n != name])
+            extended = self._with_sources(name, tensors)
+            if extended is not None:
+                yield from self.rest(extended, [n for n in missing if n != name])
             return
         sources = ((name, *source) for name in missing for source in self.lines[name].src)
         name, of, by_view = next(s for s in sources if s[1] in tensors)

@@ -117,7 +117,7 @@ def direct_attribution(
     model = exact(model)
     for i in filter(counts.__getitem__, range(len(counts))):
         refuse_between(model, i)
-    shares = [logit_attribution(model, texts, some, at) for some in tokens]
+    shares = [logit_attribution(model, texts, ids, at) for ids in tokens]
     splits = _read_splits(model, texts, [*zip(*tokens, strict=True)], at)
     return [
         _attribution(model, counts, own, parts)

@@ -271,7 +271,7 @@ def _halves(pair: LoraPair, table: bool) -> Iterator[tuple[np.ndarray, np.ndarra
 
 def _singular_values(halves: tuple[tuple[np.ndarray, np.ndarray], ...]) -> np.ndarray:
     """Of the sum of several updates of one matrix."""
-    left, right = (np.concatenate(some, axis=1) for some in zip(*halves, strict=True))
+    left, right = (np.concatenate(factors, axis=1) for factors in zip(*halves, strict=True))
     r, s = (np.linalg.qr(half)[1] for half in (left, right))
     return np.asarray(np.linalg.svd(r @ s.T, compute_uv=False))
 

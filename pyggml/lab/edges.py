@@ -144,12 +144,12 @@ def _faithfulness(
         raise DataError(f"{len(circuits)} circuits, wanted one, or one for each of {len(clean)}")
     counts = head_counts(model)
     heads = [f"blk.{i}.attn_head.{h}" for i, h in head_places(counts)]
-    others = ["token_embd", *(f"blk.{i}.ffn_out" for i in range(len(counts)))]
-    if strangers := {n for c in circuits for n in c.senders} - {*heads, *others}:
+    always_kept = ["token_embd", *(f"blk.{i}.ffn_out" for i in range(len(counts)))]
+    if strangers := {n for c in circuits for n in c.senders} - {*heads, *always_kept}:
         raise ConfigError(f"the circuit is of another model: this one has no {min(strangers)}")
     model = exact(model)
     ends = metrics_apart(model, metric, clean, corrupt)
-    outside = [[n for n in (*others, *heads) if n not in c.parts] for c in circuits]
+    outside = [[n for n in (*always_kept, *heads) if n not in c.parts] for c in circuits]
     names = {n for own in outside for n in own} or {"logits"}
     runs = read_activations(model, corrupt, names)
     cells = [

@@ -76,7 +76,7 @@ def _by_pair(tokens: Any, n_pairs: int) -> list[list[int] | None]:
         return [None if tokens is None else [*tokens]] * n_pairs
     if len(tokens) != n_pairs:
         raise DataError(f"tokens has {len(tokens)} lists, wanted one for each of {n_pairs} pairs")
-    return [[*some] for some in tokens]
+    return [[*pair] for pair in tokens]
 
 
 def _grid(
@@ -154,13 +154,13 @@ def _chosen_numbers(axis: str, numbers: Iterable[int] | None, n: int) -> list[in
 
 
 def _n_heads(
-    model: Model, names: dict[int, str], what: str, source: dict[str, np.ndarray], wanted: bool
+    model: Model, names: dict[int, str], what: str, source: dict[str, np.ndarray], is_needed: bool
 ) -> int:
     """How many heads an activation has, in the block that has most; 0: none."""
     if what == "attention":
         n = max(head_counts(model))
     else:
         n = max(source[name].shape[1] * (source[name].ndim == 3) for name in names.values())
-    if wanted and not n:
+    if is_needed and not n:
         raise ConfigError(f"{next(iter(names.values()))} has no heads")
     return n

@@ -93,19 +93,19 @@ def rome(
     tokens that are none, and ShapeError for a covariance of another shape.
     """
     model, module = exact(model), down(model, layer)
-    prompt, wanted = model.check_tokens(ids), model.check_tokens(target)
+    prompt, answer = model.check_tokens(ids), model.check_tokens(target)
     _check(len(prompt), at, n_steps, most, damping)
-    whole, at = np.concatenate([prompt, wanted[:-1]]), at % len(prompt)
+    whole, at = np.concatenate([prompt, answer[:-1]]), at % len(prompt)
     names = [f"blk.{layer}.ffn_neurons", module]
     with model.trace(*names) as t:
         model.logits(whole)
     key, value = (t[name][at].astype(np.float64) for name in names)
     if covariance.shape != (len(key), len(key)):
         raise ShapeError(f"the covariance has shape {covariance.shape}, wanted n_ff = {len(key)}²")
-    change = _seek(model, whole, wanted, module, at, most * _length(value), n_steps)
+    change = _seek(model, whole, answer, module, at, most * _length(value), n_steps)
     pair = _smallest_update(model, change, key, covariance, damping)
     edited = model.with_adapters(*model.adapters, {f"{module}.weight": pair})
-    chances = [_probability(m, whole, wanted) for m in (model, edited)]
+    chances = [_probability(m, whole, answer) for m in (model, edited)]
     return RankOneEdit({f"{module}.weight": pair}, change, *chances)
 
 
@@ -134,16 +134,16 @@ def _smallest_update(
 def _seek(
     model: Model,
     whole: np.ndarray,
-    wanted: np.ndarray,
+    answer: np.ndarray,
     module: str,
     at: int,
     most: float,
     n_steps: int,
 ) -> np.ndarray:
     """What is to be added to the matrix's output at one token, by Adam."""
-    first = len(whole) - len(wanted)
-    chosen = np.zeros((len(wanted), model.config.n_vocab), np.float32)
-    chosen[np.arange(len(wanted)), wanted] = 1
+    first = len(whole) - len(answer)
+    chosen = np.zeros((len(answer), model.config.n_vocab), np.float32)
+    chosen[np.arange(len(answer)), answer] = 1
 
     def likelihood(t: Activations) -> Value:
         return (log_softmax(t["logits"][first:]) * chosen).sum()
@@ -153,9 +153,9 @@ def _seek(
     for _ in range(n_steps):
         with model.trace(add={module: At(change.astype(np.float32), tokens=[at])}):
             g = model.grad(likelihood, whole, module)
-        if -g.metric / len(wanted) < _LIKELY:
+        if -g.metric / len(answer) < _LIKELY:
             break
-        slope = -g[module][at].astype(np.float64) / len(wanted)
+        slope = -g[module][at].astype(np.float64) / len(answer)
         slope += 2 * _DECAY * change / max(most, 1e-30) ** 2
         adam.n += 1
         change = adam.update(0, change, slope)
@@ -163,9 +163,9 @@ def _seek(
     return change.astype(np.float32)
 
 
-def _probability(model: Model, whole: np.ndarray, wanted: np.ndarray) -> float:
+def _probability(model: Model, whole: np.ndarray, answer: np.ndarray) -> float:
     """Of the wanted tokens at the end of a text, the last of which the text has not."""
-    z = model.logits(whole)[-len(wanted) :].astype(np.float64)
+    z = model.logits(whole)[-len(answer) :].astype(np.float64)
     z -= z.max(axis=1, keepdims=True)
-    logs = z[np.arange(len(wanted)), wanted] - np.log(np.exp(z).sum(axis=1))
+    logs = z[np.arange(len(answer)), answer] - np.log(np.exp(z).sum(axis=1))
     return float(np.exp(logs.sum()))

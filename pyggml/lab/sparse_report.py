@@ -66,11 +66,11 @@ def assess_coder(
     if not windows or len(windows) < n_windows:
         raise DataError(f"the text has {len(windows)} windows of {n_window} tokens, wanted more")
     l0, explained, active = _fit(model, coder, windows)
-    others = range(1, n_window)
+    all_but_first = range(1, n_window)
     clean = _loss(model, windows)
-    with model.trace(replace=coder.replacement(), tokens=others):
+    with model.trace(replace=coder.replacement(), tokens=all_but_first):
         spliced = _loss(model, windows)
-    with model.trace(scale={coder.writes: 0.0}, tokens=others):
+    with model.trace(scale={coder.writes: 0.0}, tokens=all_but_first):
         zero = _loss(model, windows)
     n_tokens = n_windows * (n_window - 1)
     return CoderReport(n_tokens, l0, explained, active, clean, spliced, zero)

@@ -113,12 +113,10 @@ def _faults(file: gguf.GGUFFile) -> list[str]:
             faults.append(f"tensor {brief(info.name)}, wanted translator.0.weight and so on")
             continue
         n = info.shape[-1] if info.shape else 0
-        wanted = (n, n) if name[2] == "weight" else (n,)
+        shape = (n, n) if name[2] == "weight" else (n,)
         sizes.add(n)
-        if info.dtype is not F32 or info.shape != wanted:
-            faults.append(
-                f"{info.name} is {info.dtype}{list(info.shape)}, wanted F32{list(wanted)}"
-            )
+        if info.dtype is not F32 or info.shape != shape:
+            faults.append(f"{info.name} is {info.dtype}{list(info.shape)}, wanted F32{list(shape)}")
         elif not np.isfinite(file.data(info.name)).all():
             faults.append(f"{info.name} is not finite")
         other = f"translator.{name[1]}.{'bias' if name[2] == 'weight' else 'weight'}"

@@ -302,10 +302,10 @@ def integrated_gradients(
     if n_steps < 1:
         raise ConfigError(f"n_steps is {n_steps}, wanted 1 or more")
     whole = model.grad(metric, texts, *patterns)
-    if isinstance(baseline, Mapping) and (others := [n for n in baseline if n not in whole[0].at]):
+    if isinstance(baseline, Mapping) and (extra := [n for n in baseline if n not in whole[0].at]):
         raise ConfigError(
-            f"baseline has {others[0]}, which is not differentiated by"
-            + (suggestion(others[0], whole[0].at) or f": {first_names([*whole[0].at], 3)} are")
+            f"baseline has {extra[0]}, which is not differentiated by"
+            + (suggestion(extra[0], whole[0].at) or f": {first_names([*whole[0].at], 3)} are")
         )
     names, alphas = [*whole[0].at], [*(np.arange(n_steps) + 0.5) / n_steps, 0.0]
     sweep = model.sweep(metric, texts, *names, by=names)

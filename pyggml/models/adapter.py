@@ -140,20 +140,20 @@ def _another_model(file: gguf.GGUFFile) -> str:
 
 def _check_architecture(file: gguf.GGUFFile, parts: Parts) -> None:
     """AdapterError if the adapter is for models of another architecture."""
-    key, wanted = "general.architecture", parts.config.architecture
+    key, of_model = "general.architecture", parts.config.architecture
     stored = file.get(key)
-    if not isinstance(stored, str) or stored != wanted:
+    if not isinstance(stored, str) or stored != of_model:
         there = "missing" if stored is None else short(stored)
         about = _another_model(file)
-        raise AdapterError(f"{file.path}: {about}{key} is {there}, wanted {wanted!r}")
+        raise AdapterError(f"{file.path}: {about}{key} is {there}, wanted {of_model!r}")
 
 
 def _wrong_kind(file: gguf.GGUFFile) -> list[str]:
-    wanted = {"general.type": "adapter", "adapter.type": "lora"}
-    values = {key: file.get(key) for key in wanted}
+    kinds = {"general.type": "adapter", "adapter.type": "lora"}
+    values = {key: file.get(key) for key in kinds}
     faults = [
         f"{key} is {'missing' if values[key] is None else short(values[key])}, wanted {value!r}"
-        for key, value in wanted.items()
+        for key, value in kinds.items()
         if not isinstance(values[key], str) or values[key] != value
     ]
     if faults and "token_embd.weight" in file.tensors:

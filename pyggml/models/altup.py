@@ -90,9 +90,9 @@ class AltUpMerge(_Streams):
         return scale(reshape(total, (x.shape[0], self.n_embd)), 1 / self.n)
 
 
-def _as_long_as(first: Tensor, others: Tensor) -> Tensor:
+def _as_long_as(first: Tensor, vectors: Tensor) -> Tensor:
     """Vectors (T, n, n_embd), scaled to the length of the first (T, 1, n_embd)."""
-    return div(mul(others, _length(first)), _length(others))
+    return div(mul(vectors, _length(first)), _length(vectors))
 
 
 def _length(x: Tensor) -> Tensor:

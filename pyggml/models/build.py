@@ -88,8 +88,8 @@ def compose(get: Callable[[str], object], shapes: Mapping[str, Shape], origin: s
         raise ModelError(f"{origin}: general.type is {kind!r}, wanted a model")
     architecture = {**ARCHITECTURES, **ENCODERS}.get(name) if isinstance(name, str) else None
     if architecture is None:
-        known = ", ".join((*ARCHITECTURES, *ENCODERS))
-        raise ModelError(f"{origin}: architecture {short(name)} is not known; known are {known}")
+        names = ", ".join((*ARCHITECTURES, *ENCODERS))
+        raise ModelError(f"{origin}: architecture {short(name)} is not known; known are {names}")
     if len(shapes.get("token_embd.weight", ())) != 2:
         raise ModelError(f"{origin}: has no matrix token_embd.weight, so it is no model")
     r = Reader(architecture.name, get, shapes)
@@ -191,7 +191,7 @@ def soft_token_loss(
     parts: Parts,
     net: Net,
     h: Tensor,
-    wanted: tuple[Tensor, Tensor, Tensor],
+    goals: tuple[Tensor, Tensor, Tensor],
     trained: Collection[str] = (),
     gradient: bool = True,
     temperature: float = 1.0,
@@ -207,8 +207,8 @@ def soft_token_loss(
     if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
         h = _cooled(h, temperature)
-        return linear_soft_cross_entropy(h, w, *wanted, gradient, cap / temperature, beta)
-    return soft_cross_entropy(_cooled(parts.decoder.logits(net, h), temperature), *wanted, beta)
+        return linear_soft_cross_entropy(h, w, *goals, gradient, cap / temperature, beta)
+    return soft_cross_entropy(_cooled(parts.decoder.logits(net, h), temperature), *goals, beta)
 
 
 def _cooled(x: Tensor, temperature: float) -> Tensor:

@@ -62,9 +62,9 @@ class Reader:
     def _value(self, key: str) -> object:
         return self._get(full_key(self.architecture, key))
 
-    def _refuse(self, key: str, value: object, wanted: str) -> None:
+    def _refuse(self, key: str, value: object, demand: str) -> None:
         there = "missing" if value is None else short(value)
-        self.faults.append(f"{full_key(self.architecture, key)} is {there}, {wanted}")
+        self.faults.append(f"{full_key(self.architecture, key)} is {there}, {demand}")
 
     def count(
         self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None
@@ -154,14 +154,14 @@ class Reader:
         self._refuse(key, value, f"wanted {n} truth values")
         return default
 
-    def word(self, key: str, default: str, known: tuple[str, ...]) -> str:
+    def word(self, key: str, default: str, choices: tuple[str, ...]) -> str:
         """A string, one of `known`."""
         value = self._value(key)
         if value is None:
             return default
-        if isinstance(value, str) and value in known:
+        if isinstance(value, str) and value in choices:
             return value
-        self._refuse(key, value, f"known are {', '.join(known)}")
+        self._refuse(key, value, f"known are {', '.join(choices)}")
         return default
 
     def pattern(self, n: int, period: int, dense_first: bool = False) -> tuple[bool, ...]:
@@ -269,8 +269,8 @@ def read_heads(
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
     least_swa, most_swa = (1, 1 << 12) if windowed else (size, size)
     of_window = r.count("attention.key_length_swa", size, least=least_swa, most=most_swa)
-    wanted = value_size if own_values else of_window
-    r.count("attention.value_length_swa", wanted, least=wanted, most=wanted)
+    own_size = value_size if own_values else of_window
+    r.count("attention.value_length_swa", own_size, least=own_size, most=own_size)
     for q, kv in zip(n, n_kv, strict=True):
         if kv and q % kv:
             r.faults.append(f"{q} heads cannot share {kv} key heads evenly")

@@ -108,8 +108,8 @@ class Decoder:
         """The modules that adapters target by default: all but routers and experts."""
         return self._modules(lambda spec: spec.linear and spec.usual)
 
-    def _modules(self, wanted: Callable[[TensorSpec], bool]) -> tuple[str, ...]:
-        names = (n for n, spec in self.tensors().items() if wanted(spec) and n.startswith("blk."))
+    def _modules(self, chooses: Callable[[TensorSpec], bool]) -> tuple[str, ...]:
+        names = (n for n, spec in self.tensors().items() if chooses(spec) and n.startswith("blk."))
         modules = (name.split(".", 2)[2].removesuffix(".weight") for name in names)
         return tuple(dict.fromkeys(modules))
 

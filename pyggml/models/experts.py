@@ -306,7 +306,7 @@ def read_feed_forward(
     unit: Unit | Sequence[Unit],
     shared: int | Sequence[int] = 0,
     dense: Callable[[int], bool] | None = None,
-    others: Sequence[Unit] = (),
+    own_units: Sequence[Unit] = (),
     **more: Any,
 ) -> tuple[Part, ...]:
     """The feed-forward part of every layer: dense in some, experts in others, and beside them an
@@ -319,7 +319,7 @@ def read_feed_forward(
     more     values of further fields of Experts
     """
     n_layer = b.config.n_layer
-    units = others or _by_layer(unit, n_layer)
+    units = own_units or _by_layer(unit, n_layer)
     is_dense = dense or _leads(r)
     lengths = (shared,) * n_layer if isinstance(shared, int) else shared
 

@@ -190,13 +190,13 @@ def read_latent(r: Reader, b: Basics, *, q_rank: int, **more: Any) -> LatentAtte
     absorbed = bool(size and value_size)
     n_shared = rope.n_dims if rope else r.count("rope.dimension_count")
     if absorbed:
-        wanted = {"head_count_kv": (heads.n_kv, 1), "key_length": (heads.size, rank + n_shared)}
+        implied = {"head_count_kv": (heads.n_kv, 1), "key_length": (heads.size, rank + n_shared)}
     else:
         size, value_size = heads.size, heads.value_size
-        wanted = {"head_count_kv": (heads.n_kv, heads.n)}
+        implied = {"head_count_kv": (heads.n_kv, heads.n)}
     r.faults += [
         f"{r.architecture}.attention.{key} is {there}, wanted {n} for latent attention"
-        for key, (there, n) in wanted.items()
+        for key, (there, n) in implied.items()
         if there != n
     ]
     if n_shared >= size:

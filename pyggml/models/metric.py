@@ -123,11 +123,11 @@ def choose(patterns: Sequence[str], *kinds: Mapping[str, Tensor]) -> dict[str, T
     chosen: dict[str, Tensor] = {}
     for pattern in patterns:
         fits = ({n: t for n, t in kind.items() if fnmatchcase(n, pattern)} for kind in kinds)
-        some = next(filter(None, fits), None)
-        if some is None:
+        matches = next(filter(None, fits), None)
+        if matches is None:
             near = suggestion(pattern, [name for kind in kinds for name in kind])
             raise ConfigError(f"no activation, adapter tensor or weight is named {pattern}{near}")
-        chosen |= some
+        chosen |= matches
     return chosen
 
 
@@ -167,7 +167,7 @@ def texts_of(taps: Taps, batch: BatchRows | None) -> list[Activations]:
 def metric_graph(
     metrics: Sequence[Metric],
     texts: Sequence[Activations],
-    wanted: Mapping[str, Tensor],
+    by: Mapping[str, Tensor],
     read: Mapping[str, Tensor],
 ) -> Graph:
     """The graph of a metric of each text and of their sum's gradients: "metric:0" and so on, "loss"
@@ -184,9 +184,9 @@ def metric_graph(
     outputs |= {f"metric:{i}": number for i, number in enumerate(numbers)}
     forward = Graph.of(**outputs)
     reaching = tensors_that_reach(y, [*forward.leaves, *forward.nodes])
-    if strangers := [name for name, t in wanted.items() if t not in reaching]:
+    if strangers := [name for name, t in by.items() if t not in reaching]:
         raise NoGradientError(f"the metric does not depend on {first_names(strangers, 3)}")
-    return build_backward(forward, wanted)
+    return build_backward(forward, by)
 
 
 def metric_values(metrics: Sequence[Metric], texts: Sequence[Activations]) -> Graph:

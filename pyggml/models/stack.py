@@ -156,4 +156,4 @@ def missing(adapters: Iterable[LoraPairs]) -> Mapping[str, list[Below]]:
         return {}
     there = {(digest(pairs), pairs.weight) for pairs in files}
     lacks = {p.name: [b for b in p.below if (b.digest, b.weight) not in there] for p in files}
-    return {name: some for name, some in lacks.items() if some}
+    return {name: names_lacking for name, names_lacking in lacks.items() if names_lacking}

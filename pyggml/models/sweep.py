@@ -167,10 +167,10 @@ class Sweep:
         what is no cell, and NotFiniteError for a result that is NaN or infinite.
         """
         coming, n_done = iter(cells), 0
-        while some := [self._edits(cell) for cell in islice(coming, self._n_copies)]:
-            if self._pass is None or self._pass.n_copies < len(some):
-                self._pass = self._bind(len(some))
-            for rows in self._pass.run(some):
+        while cells_of_pass := [self._edits(cell) for cell in islice(coming, self._n_copies)]:
+            if self._pass is None or self._pass.n_copies < len(cells_of_pass):
+                self._pass = self._bind(len(cells_of_pass))
+            for rows in self._pass.run(cells_of_pass):
                 _expect_finite(rows, n_done)
                 n_done += 1
                 yield rows[0] if self._n_texts is None else rows

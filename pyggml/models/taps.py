@@ -150,19 +150,19 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, p) for p in patterns)
 
 
-def check_layers(edits: Iterable[Edit], known: Sequence[str]) -> None:
+def check_layers(edits: Iterable[Edit], activations: Sequence[str]) -> None:
     """ConfigError for a layer of an edit in which its pattern names nothing."""
     for edit in edits:
-        layers = {layer_of(name) for name in known if fits(name, [edit.pattern])}
+        layers = {layer_of(name) for name in activations if fits(name, [edit.pattern])}
         if wrong := [i for i in edit.spot.layers or () if i not in layers]:
             raise ConfigError(f"{edit.pattern} names nothing in layer {wrong[0]}")
 
 
-def check_names(patterns: Iterable[str], known: Sequence[str]) -> None:
+def check_names(patterns: Iterable[str], activations: Sequence[str]) -> None:
     """ConfigError for patterns that are no name of a known activation."""
-    strangers = [p for p in patterns if not any(fnmatchcase(name, p) for name in known)]
+    strangers = [p for p in patterns if not any(fnmatchcase(name, p) for name in activations)]
     if strangers:
         names = ", ".join(dict.fromkeys(strangers))
-        near = next(filter(None, (suggestion(name, known) for name in strangers)), "")
-        listing = f"; there are {', '.join([*known[:6], '…', *known[-3:]])}"
+        near = next(filter(None, (suggestion(name, activations) for name in strangers)), "")
+        listing = f"; there are {', '.join([*activations[:6], '…', *activations[-3:]])}"
         raise ConfigError(f"no activation is named {names}{near or listing}")

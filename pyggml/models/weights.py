@@ -92,8 +92,8 @@ def latent_matrix(name: str, *shape: int) -> Tensors:
 def merge_tensors(tensors: Iterable[Tensors]) -> Tensors:
     """Several lists as one; a tensor that parts share is listed once."""
     merged: dict[str, TensorSpec] = {}
-    for some in tensors:
-        merged |= some
+    for part in tensors:
+        merged |= part
     return merged
 
 

@@ -77,9 +77,9 @@ def declare_formula(
     of the op's, or other than follow from the formula
     """
 
-    def spec(first: Tensor, *others: Tensor, **values: float) -> Spec:
+    def spec(first: Tensor, *further: Tensor, **values: float) -> Spec:
         expect_type(of.name, of.sources[0], first)
-        for name, t in zip(of.sources[1:], others, strict=True):
+        for name, t in zip(of.sources[1:], further, strict=True):
             expect(of.name, name, t, first.shape[-1:] if name in of.shared else first.shape)
         check(of.name, **values)
         return Spec(first.shape)

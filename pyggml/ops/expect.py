@@ -22,8 +22,8 @@ def expect_type(op: str, what: str, t: Tensor, dtype: DType = F32) -> None:
 def expect_axes(op: str, what: str, t: Tensor, *n_axes: int) -> None:
     """ShapeError unless t has one of these numbers of axes."""
     if len(t.shape) not in n_axes:
-        wanted = " or ".join(map(str, n_axes))
-        raise ShapeError(f"{op}: {what} is {t!r}, wanted {wanted} axes")
+        counts = " or ".join(map(str, n_axes))
+        raise ShapeError(f"{op}: {what} is {t!r}, wanted {counts} axes")
 
 
 NAN, INF = float("nan"), float("inf")

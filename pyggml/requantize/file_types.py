@@ -250,8 +250,8 @@ def check_file_type(name: str) -> str:
     other."""
     name = _SHORT.get(name, name)
     if name not in FILE_TYPES:
-        known, near = ", ".join(FILE_TYPES), suggestion(name, FILE_TYPES)
-        raise QuantError(f"{name!r} is no file type; known are {known}{near}")
+        names, near = ", ".join(FILE_TYPES), suggestion(name, FILE_TYPES)
+        raise QuantError(f"{name!r} is no file type; known are {names}{near}")
     return name
 
 

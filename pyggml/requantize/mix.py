@@ -178,9 +178,9 @@ def _is_seventy_b(model: ModelFacts) -> bool:
     return _SEVENTY_B.get(model.architecture) == model.n_layer
 
 
-def _fitting(wanted: str, n_in: int) -> str:
+def _fitting(name: str, n_in: int) -> str:
     """`wanted`, or another type if its block does not divide a row of n_in."""
-    if n_in % DTYPES[wanted].block == 0:
-        return wanted
-    shorter = _SHORTER.get(wanted, wanted)
+    if n_in % DTYPES[name].block == 0:
+        return name
+    shorter = _SHORTER.get(name, name)
     return shorter if n_in % DTYPES[shorter].block == 0 else "F16"

@@ -146,18 +146,18 @@ def _lacks_importance(
     names = [name for name in names if name not in sums]
     if not names:
         return []
-    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+    more = f" and {len(names) - 1} others" if len(names) > 1 else ""
     lack = "the given one does not name" if sums else "none is given (pyggml imatrix makes one) for"
     return [
         f"{packed[names[0]]} is packed by an importance matrix alone, and {lack} "
-        f"{brief(names[0])}{others}"
+        f"{brief(names[0])}{more}"
     ]
 
 
-def _packed_twice(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> list[Fault]:
+def _packed_twice(file: gguf.GGUFFile, types: Mapping[str, DType]) -> list[Fault]:
     """Whether a tensor that is quantised already would lose more; F32 holds it exactly."""
     twice = [
-        i for n, i in file.tensors.items() if i.dtype.quantised and wanted[n] not in (i.dtype, F32)
+        i for n, i in file.tensors.items() if i.dtype.quantised and types[n] not in (i.dtype, F32)
     ]
     if not twice:
         return []

@@ -236,8 +236,8 @@ class ForEach:
         if self._n_moves != self._devices.n_moves:
             for t in filter(self._devices.holds, self._leaves):
                 self._act(t)
-            others = filterfalse(self._devices.holds, self._leaves)
-            self._others = tuple(call for t in others if (call := self._of_others(t)))
+            elsewhere = filterfalse(self._devices.holds, self._leaves)
+            self._others = tuple(call for t in elsewhere if (call := self._of_others(t)))
             self._n_moves = self._devices.n_moves
         for call in self._others:
             call()

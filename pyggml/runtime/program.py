@@ -172,8 +172,8 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
             after[node] += _releasing(node, part.backend)
     calls: dict[DevicePart, list[Call]] = {part: [] for part in schedule.parts}
     for (part, are_kernels), steps in groupby(_steps(schedule, kernels, after), _kind):
-        some = [call for _, _, call in steps]
-        calls[part] += part.backend.join(some) if are_kernels else some
+        calls_of_run = [call for _, _, call in steps]
+        calls[part] += part.backend.join(calls_of_run) if are_kernels else calls_of_run
     if schedule.parts:
         calls[schedule.parts[-1]] += map(Call, _checks_of_files(schedule))
     of_parts = tuple(map(tuple, calls.values()))

@@ -87,12 +87,12 @@ class _OfCharacters:
         runs = (piece for piece in _NEWLINE_RUNS.split(text) if piece)
         return [self._ids.get(run, run) if run[0] == "\n" else run for run in runs]
 
-    def _spell(self, text: str, known: list[int]) -> list[int]:
-        if self._n not in known:
-            return known
+    def _spell(self, text: str, spelled: list[int]) -> list[int]:
+        if self._n not in spelled:
+            return spelled
         strangers = (char for char in text if char not in self._ids)
         ids: list[int] = []
-        for id in known:
+        for id in spelled:
             ids.extend([id] if id != self._n else self._byte_ids(next(strangers)))
         return ids
 

@@ -101,9 +101,9 @@ class Metadata:
         return value
 
 
-def _wrong(key: str, value: object, wanted: str) -> TokenizerError:
+def _wrong(key: str, value: object, demand: str) -> TokenizerError:
     stored = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else brief(value)
-    return TokenizerError(f"{key} is {stored}, wanted {wanted}")
+    return TokenizerError(f"{key} is {stored}, wanted {demand}")
 
 
 def _decode(key: str, raws: Sequence[bytes]) -> list[str]:

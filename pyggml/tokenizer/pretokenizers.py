@@ -222,6 +222,6 @@ def pretokenizer(name: str | None) -> Pretokenizer:
     """The pre-tokenizer of this name, "default" for None. TokenizerError for an unknown name."""
     chosen = PRETOKENIZERS.get(name or "default")
     if chosen is None:
-        known = ", ".join(sorted(PRETOKENIZERS))
-        raise TokenizerError(f"tokenizer.ggml.pre is {brief(name)}, wanted one of {known}")
+        names = ", ".join(sorted(PRETOKENIZERS))
+        raise TokenizerError(f"tokenizer.ggml.pre is {brief(name)}, wanted one of {names}")
     return chosen

@@ -11,7 +11,7 @@ from pyggml.jit.scratch import Layout
 from pyggml.kernels.gemm import Weight, reference
 from pyggml.ops.loss import head_amx
 from pyggml.ops.loss.head_amx import FEWEST_ROWS, MOST_ROWS, PARTS
-from pyggml.ops.loss.head_slices import Wanted
+from pyggml.ops.loss.head_slices import Goals
 from pyggml.ops.loss.soft import soft_rows
 from pyggml.quants import quantize
 
@@ -28,7 +28,7 @@ def case(rng, n=37, n_vocab=300, k=64, kind="Q8_0", spread=1.0, n_targets=1):
     targets = np.array([rng.permutation(n_vocab)[:n_targets] for _ in range(n)], np.int32)
     shares = rng.dirichlet(np.ones(n_targets + 1), n) if n_targets > 1 else np.eye(2)[[0] * n]
     weights = rng.uniform(0.1, 1, n).astype(np.float32)
-    return h, Wanted(targets, shares.astype(np.float32), weights), w, kind
+    return h, Goals(targets, shares.astype(np.float32), weights), w, kind
 
 
 def computed(h, wanted, w, kind, gradient=True, room=0):
@@ -37,7 +37,7 @@ def computed(h, wanted, w, kind, gradient=True, room=0):
     layout = Layout(**head_amx.arrays(n + room, len(w), k, gradient, wanted.targets.shape[1]))
     memory = CPU().alloc(layout.n_bytes)
     memory[:] = 255
-    made = head_amx.Made(*(np.full(shape, np.nan, np.float32) for shape in (n, n, (n, k))))
+    made = head_amx.HeadResults(*(np.full(shape, np.nan, np.float32) for shape in (n, n, (n, k))))
     weight, scratch = Weight(w, dtype(kind), "bf16"), layout.cut(memory)
     head_amx.call(weight, h, wanted, made, gradient, scratch)()
     z = reference.dequantize(w, kind).astype(np.float64) @ h.astype(np.float64).T
@@ -119,7 +119,7 @@ def test_threads_and_other_positions_change_nothing(rng):
     finally:
         threads.set(before)
     found.append([np.concatenate(x) for x in zip(
-        *(computed(h[i:j], Wanted(*(a[i:j] for a in wanted)), *w) for i, j in ((0, 50), (50, 160))),
+        *(computed(h[i:j], Goals(*(a[i:j] for a in wanted)), *w) for i, j in ((0, 50), (50, 160))),
         strict=True,
     )])  # fmt: skip
     for other in found[1:]:

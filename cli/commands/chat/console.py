@@ -72,9 +72,9 @@ class Console:
         elif name in self._commands:
             self._commands[name][1](rest.strip())
         else:
-            known = ", ".join(self._commands)
+            names = ", ".join(self._commands)
             raise PyggmlError(
-                f"{name} is no command, known are {known}; put a space before a message that "
+                f"{name} is no command, known are {names}; put a space before a message that "
                 "begins with /"
             )
 

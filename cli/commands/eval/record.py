@@ -26,13 +26,13 @@ def record(file: File, names: Sequence[str], results: Sequence[Answers | TokenRe
         if file.kind in (QUESTIONS, CLASSES):
             about["commonest"] = file.commonest
     models = [*(_of_answers(file, a) for a in answers), *map(_of_tokens, tokens)]
-    others = [_against(r, answers[0]) for r in answers[1:]]
+    against_first = [_against(r, answers[0]) for r in answers[1:]]
     if tokens and are_comparable(tokens):
-        others = [_tokens_against(r, tokens[0]) for r in tokens[1:]]
+        against_first = [_tokens_against(r, tokens[0]) for r in tokens[1:]]
     named = [{"model": name, **m} for name, m in zip(names, models, strict=True)]
     differences = [
         {"model": name, "against": names[0], **d}
-        for name, d in zip(names[1:], others, strict=False)
+        for name, d in zip(names[1:], against_first, strict=False)
     ]
     return {**about, "models": named, "differences": differences}
 

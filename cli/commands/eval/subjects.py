@@ -49,14 +49,14 @@ def subjects(
 def _below(stack: Sequence[Adapter], given: Sequence[Adapter]) -> list[Adapter]:
     """Those of the given adapters that the lowest of a stack was trained on top of."""
     with gguf.open(stack[0][0]) as file:
-        wanted = {(below.digest, below.weight) for below in read_below(file)}
-    if not wanted:
+        named = {(below.digest, below.weight) for below in read_below(file)}
+    if not named:
         return []
     in_stack = [path.resolve() for path, _ in stack]
     return [
         (path, weight)
         for path, weight in given
-        if path.resolve() not in in_stack and (file_digest(path), weight) in wanted
+        if path.resolve() not in in_stack and (file_digest(path), weight) in named
     ]
 
 

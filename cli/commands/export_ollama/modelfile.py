@@ -34,14 +34,14 @@ def path_for(file: Path, modelfile: Path) -> str:
 def go_template(turns: Turns) -> str:
     """Turns in the language of Go's text/template, over Ollama's .System and .Messages."""
     opening, system, (before_user, after_user) = turns.opening, turns.system, turns.user
-    others = _literal(before_user)
+    later = _literal(before_user)
     if _ends_alike(turns):  # what comes before the first user's turn stands before the loop
         apart = system and (system[0], system[1].removesuffix(before_user))
-        head, before = _opening(opening.removesuffix(before_user), apart), others
+        head, before = _opening(opening.removesuffix(before_user), apart), later
     else:
         first = _opening(opening, system) + "{{ $first = false }}"
         head = "{{ $first := true }}"
-        before = f"{{{{ if $first }}}}{first}{{{{ else }}}}{others}{{{{ end }}}}"
+        before = f"{{{{ if $first }}}}{first}{{{{ else }}}}{later}{{{{ end }}}}"
     user = f"{before}{{{{ .Content }}}}{_literal(after_user)}"
     assistant = "{{ .Content }}".join(map(_literal, turns.assistant))
     return (

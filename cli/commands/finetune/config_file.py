@@ -64,16 +64,16 @@ def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
     Raises ConfigError for a file that cannot be read or is not YAML; the result lists faulty
     settings.
     """
-    known = {key: option for option in options for key in _keys_of(option)}
+    by_key = {key: option for option in options for key in _keys_of(option)}
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     lines: dict[str, int] = {}
     faults = []
     for line, name, value in _pairs(path):
         key, place = name.replace("-", "_"), f"{path}: line {line}: {name}"
-        option = known.get(key)
+        option = by_key.get(key)
         if option is None:
-            faults.append(f"{place} is no setting{_suggestion(key, known)}")
+            faults.append(f"{place} is no setting{_suggestion(key, by_key)}")
             continue
         key = key_of(option)
         if key in lines:
@@ -90,11 +90,11 @@ def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
     return FileSettings(values, places, tuple(faults))
 
 
-def _suggestion(key: str, known: Mapping[str, Any]) -> str:
+def _suggestion(key: str, by_key: Mapping[str, Any]) -> str:
     if key in NEEDLESS:
         return f", nor need be: {NEEDLESS[key]}"
     ours = ELSEWHERE.get(key)
-    return f": did you mean {ours!r}?" if ours else suggestion(key, known)
+    return f": did you mean {ours!r}?" if ours else suggestion(key, by_key)
 
 
 def _convert(value: Any, option: click.Parameter) -> Any:

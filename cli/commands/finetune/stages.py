@@ -231,14 +231,14 @@ def _within_memory(
 ) -> tuple[Job, Corpus, np.ndarray]:
     """The job as its limit of memory settles it, its windows, and the prompt of the answers. The
     model's blocks are where there is memory for them."""
-    model, wanted = trained.model, job.prompt
+    model, asked = trained.model, job.prompt
 
     @cache
     def corpus(ctx: int) -> Corpus:
         return _corpus(replace(job, reading=replace(job.reading, ctx=ctx)), model)
 
     def prompt(ctx: int) -> np.ndarray:
-        return prompt_ids(model, wanted and unescape(wanted), corpus(ctx), job.reading)
+        return prompt_ids(model, asked and unescape(asked), corpus(ctx), job.reading)
 
     def planner(config: TrainConfig, ctx: int) -> Passes:
         return Losses(

@@ -143,9 +143,9 @@ def command(
         return
     if raw:
         return _write_template(path, options["template"])
-    wanted = Inspection(path, lora=lora or (), **options)
-    _check(wanted, given is not None and model is not None, html, as_json)
-    values, sections = _inspect(wanted)
+    asked = Inspection(path, lora=lora or (), **options)
+    _check(asked, given is not None and model is not None, html, as_json)
+    values, sections = _inspect(asked)
     if as_json:
         say(json.dumps(values, allow_nan=False))
     elif html is not None:
@@ -167,14 +167,14 @@ def _write_template(path: Path, is_wanted: bool) -> None:
     say(template["text"], end="", as_is=not sys.stdout.isatty())
 
 
-def _check(wanted: Inspection, twice: bool, html: Path | None, as_json: bool) -> None:
-    reads = [name for name in ("tokens", "gradients") if getattr(wanted, name)]
+def _check(asked: Inspection, twice: bool, html: Path | None, as_json: bool) -> None:
+    reads = [name for name in ("tokens", "gradients") if getattr(asked, name)]
     faults = []
     if twice:
         faults.append("FILE and -m name two files, wanted one")
-    if reads and wanted.text is None:
+    if reads and asked.text is None:
         faults.append(f"--{reads[0]} wants a text: -f TEXT")
-    if wanted.text is not None and not reads:
+    if asked.text is not None and not reads:
         faults.append("-f is for --tokens and --gradients")
     if html is not None and as_json:
         faults.append("--html and --json are two ways to show it, wanted one")
@@ -182,22 +182,22 @@ def _check(wanted: Inspection, twice: bool, html: Path | None, as_json: bool) ->
         raise ConfigError(faults)
 
 
-def _inspect(wanted: Inspection) -> tuple[dict[str, Any], list[ReportSection]]:
+def _inspect(asked: Inspection) -> tuple[dict[str, Any], list[ReportSection]]:
     """All that was asked for, as plain values and as sections."""
-    if wanted.file.suffix == ".dat":
-        values = facts.dat_facts(wanted.file)
-        return values, present.sections(values, None, wanted.template)
-    with gguf.open(wanted.file) as file:
+    if asked.file.suffix == ".dat":
+        values = facts.dat_facts(asked.file)
+        return values, present.sections(values, None, asked.template)
+    with gguf.open(asked.file) as file:
         values = facts.facts(file)
         if values["file"]["kind"] == "model":
             from pyggml.cli.commands.inspect.adaptable import adaptable
 
-            values["lora"] = adaptable(file, wanted.rank or RANK)
-        every = _tensors(file) if wanted.tensors else None
-    more = [*_training(wanted, values), *_reading(wanted, values)]
-    if not wanted.template:
+            values["lora"] = adaptable(file, asked.rank or RANK)
+        every = _tensors(file) if asked.tensors else None
+    more = [*_training(asked, values), *_reading(asked, values)]
+    if not asked.template:
         values.get("chat_template", {}).pop("text", None)
-    sections = present.sections(values, every, wanted.template)
+    sections = present.sections(values, every, asked.template)
     return values, [*sections[:-1], *more, sections[-1]]
 
 
@@ -209,36 +209,36 @@ def _tensors(file: gguf.GGUFFile) -> CellTable:
     return CellTable(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
 
 
-def _training(wanted: Inspection, values: dict[str, Any]) -> list[ReportSection]:
+def _training(asked: Inspection, values: dict[str, Any]) -> list[ReportSection]:
     """The plan and the graph; the plan's numbers also where a rank and a context are given."""
-    costed = wanted.ctx is not None and wanted.rank is not None and "lora" in values
-    if not (wanted.plan or wanted.graph or (costed and values["lora"]["buildable"])):
+    costed = asked.ctx is not None and asked.rank is not None and "lora" in values
+    if not (asked.plan or asked.graph or (costed and values["lora"]["buildable"])):
         return []
     from pyggml.cli.commands.inspect import training
 
     settings = training.PlanSettings(
-        wanted.rank or RANK, wanted.ctx or CTX, wanted.batch, wanted.grad_checkpointing
+        asked.rank or RANK, asked.ctx or CTX, asked.batch, asked.grad_checkpointing
     )
-    planned = training.plan_pass(ModelSource(wanted.file).load(), settings)
+    planned = training.plan_pass(ModelSource(asked.file).load(), settings)
     values["plan"] = training.facts(planned)
     values["lora"]["plan"] = values["plan"]
-    sections = training.plan_sections(planned) if wanted.plan else []
-    return [*sections, *([training.graph_section(planned)] if wanted.graph else [])]
+    sections = training.plan_sections(planned) if asked.plan else []
+    return [*sections, *([training.graph_section(planned)] if asked.graph else [])]
 
 
-def _reading(wanted: Inspection, values: dict[str, Any]) -> list[ReportSection]:
-    if wanted.text is None:
+def _reading(asked: Inspection, values: dict[str, Any]) -> list[ReportSection]:
+    if asked.text is None:
         return []
     from pyggml.cli.commands.inspect import reading
 
-    read = reading.read_text(wanted.file, wanted.lora, wanted.text, wanted.ctx or CTX)
+    read = reading.read_text(asked.file, asked.lora, asked.text, asked.ctx or CTX)
     sections = []
-    if wanted.tokens:
+    if asked.tokens:
         table = reading.table_of(read)
         values["tokens"] = reading.token_facts(read, table)
         sections.append(reading.token_section(read, table))
-    if wanted.gradients:
-        overview = reading.gradients(read, wanted.rank or RANK)
+    if asked.gradients:
+        overview = reading.gradients(read, asked.rank or RANK)
         values["gradients"] = reading.gradient_facts(overview)
         sections.append(reading.gradient_section(overview))
     return sections

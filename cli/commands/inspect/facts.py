@@ -191,8 +191,8 @@ def _template(file: GGUFFile) -> Facts | None:
     if text is None:
         return None
     prefix = "tokenizer.chat_template."
-    others = [key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)]
-    return {"family": family(text), "n_characters": len(text), "others": others, "text": text}
+    templates = [key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)]
+    return {"family": family(text), "n_characters": len(text), "others": templates, "text": text}
 
 
 def family(template: str) -> str | None:

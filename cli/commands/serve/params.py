@@ -230,8 +230,8 @@ def _scales(value: Any) -> dict[str, float]:
     scales = object_of(value)
     for name, scale in scales.items():
         if type(scale) not in (int, float) or not abs(scale) <= _MOST_SCALE:
-            wanted = f"a number from -{_MOST_SCALE} to {_MOST_SCALE}"
-            raise BadValue(f"has {name[:40]!r} {brief(scale)}, wanted {wanted}")
+            range_of_scales = f"a number from -{_MOST_SCALE} to {_MOST_SCALE}"
+            raise BadValue(f"has {name[:40]!r} {brief(scale)}, wanted {range_of_scales}")
     return dict(scales)
 
 

@@ -214,15 +214,15 @@ def _keep(voices: Voices, models: Sequence[Model]) -> None:
         row("closed", ", ".join(closed))
 
 
-def _chats(model: Model, wanted: str, given: Mapping[str, Any]) -> ChatWriter:
+def _chats(model: Model, name: str, given: Mapping[str, Any]) -> ChatWriter:
     """What writes chats. A model without a template serves texts; a template that was asked for
     must be one."""
     try:
         names = given["chat_template_kwargs"]
-        template = find_template(model.tokenizer, wanted, names=names)
+        template = find_template(model.tokenizer, name, names=names)
         return ChatWriter.of(template, model.tokenizer)
     except TemplateError as error:
-        if given["chat_template"] or wanted != MODEL or model.tokenizer.chat_templates:
+        if given["chat_template"] or name != MODEL or model.tokenizer.chat_templates:
             raise
         return ChatWriter(fault=str(error))
 

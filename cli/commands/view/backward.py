@@ -127,7 +127,7 @@ class _Telling:
         graph = self._plan.graph
         rule = graph.notes.backward.get(t)
         gradient, of = graph.notes.gradients.get(t), self._gradient_of.get(t)
-        known = gradient is not None and (gradient in graph.places or gradient.op is None)
+        is_computed = gradient is not None and (gradient in graph.places or gradient.op is None)
         sums = graph.notes.sums.get(t)
         return {
             "name": t.name,
@@ -140,7 +140,7 @@ class _Telling:
             "rule": "" if rule is None else _rule(rule),
             "rule_of": rule and self._reference(rule),
             "sums": sums and self._reference(sums),
-            "gradient": self._reference(gradient) if known and gradient else None,
+            "gradient": self._reference(gradient) if is_computed and gradient else None,
             "gradient_of": of and self._reference(of),
             "reads": [self._reference(s) for s in t.src],
             "readers": [self._reference(r) for r in graph.readers.get(t, ())],
@@ -170,11 +170,11 @@ class _Telling:
 
 
 def _numbers(
-    program: Program, plan: Plan, wanted: Mapping[Tensor, None], stop: Event
+    program: Program, plan: Plan, tensors: Mapping[Tensor, None], stop: Event
 ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
     """Run the pass; the numbers of these tensors, each read while its memory still has them."""
     nodes = plan.graph.nodes
-    for t in wanted:
+    for t in tensors:
         if t.root.op is None:
             yield t, _of_leaf(t)
     for node, device in program.walk():
@@ -182,7 +182,7 @@ def _numbers(
             raise Cancelled
         at = plan.graph.places[node]
         for t in (node, *_without_kernel(nodes, at + 1)):
-            if t in wanted and t.root.op is not None:
+            if t in tensors and t.root.op is not None:
                 yield t, summary(in_float64(device.read(t), t.dtype))
 
 
@@ -210,12 +210,12 @@ def summary(a: np.ndarray) -> dict[str, Any]:
     """What an array is like, and its first numbers, as JSON has them: None for what is not
     finite."""
     rows = a.reshape(-1, a.shape[-1]) if a.ndim else a.reshape(1, 1)
-    known = a[np.isfinite(a)].astype(np.float64)
-    about: dict[str, Any] = {"finite": bool(known.size == a.size)}
-    if known.size:
+    kept = a[np.isfinite(a)].astype(np.float64)
+    about: dict[str, Any] = {"finite": bool(kept.size == a.size)}
+    if kept.size:
         with np.errstate(over="ignore"):
-            length = np.sqrt(np.sum(known**2))
-        measures = {"min": known.min(), "max": known.max(), "mean": known.mean(), "length": length}
+            length = np.sqrt(np.sum(kept**2))
+        measures = {"min": kept.min(), "max": kept.max(), "mean": kept.mean(), "length": length}
         about |= {name: finite(x) for name, x in measures.items()}
     return about | _corner(rows, *rows.shape)
 

@@ -88,9 +88,9 @@ def read_pass(query: Mapping[str, str]) -> PassQuery:
     for name, (least, most) in _NUMBERS.items():
         if name in query:
             settings[name] = _number(query, name, least, most, faults)
-    for name, known in _WORDS.items():
-        if query.get(name, known[0]) not in known:
-            faults.append(f"{name} is {brief(query[name])}, wanted {' or '.join(known)}")
+    for name, choices in _WORDS.items():
+        if query.get(name, choices[0]) not in choices:
+            faults.append(f"{name} is {brief(query[name])}, wanted {' or '.join(choices)}")
     settings |= {name: query[name] for name in (*_WORDS, "modules") if name in query}
     if len(settings.get("modules", "")) > LONGEST_NAME:
         faults.append(f"modules has more than {LONGEST_NAME} characters")

@@ -74,8 +74,8 @@ class ViewedFile:
     def other(self, path: Path) -> Model:
         """Another whole model, such as a run may write; the last one stays loaded. Raises
         PyggmlError for what is no model."""
-        version, known = _stamps([path]), self._others.get(str(path))
-        if known is None or known[0] != version:
+        version, kept = _stamps([path]), self._others.get(str(path))
+        if kept is None or kept[0] != version:
             self._others = {str(path): (version, load(path, compute=self._compute))}
         return self._others[str(path)][1]
 

@@ -83,11 +83,11 @@ def update(adapter: Path, file: gguf.GGUFFile, name: str) -> dict[str, Any] | No
     }
     if a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1] and isinstance(alpha, float):
         info = file.tensors[name]
-        some = sample(file.data(name), info.dtype).astype(np.float64)
+        weights = sample(file.data(name), info.dtype).astype(np.float64)
         n = int(np.prod(info.shape, dtype=object))
         about["alpha"] = alpha
         about["change"] = alpha / len(a) * _norm_of_product(b, a)
-        about["weight"] = float(np.sqrt(np.mean(some**2) * n))
+        about["weight"] = float(np.sqrt(np.mean(weights**2) * n))
     return about
 
 

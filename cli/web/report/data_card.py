@@ -86,6 +86,6 @@ def _ends(losses: Sequence[Sequence[Any]]) -> list[tuple[str, list[str], str]]:
     n = min(_MOST_ROWS, len(losses) // 2)
     return [
         (label, ["no number" if x is None else f"{float(x):.3f}" for x in each], printable(text))
-        for label, some in (("highest", losses[:n]), ("lowest", losses[len(losses) - n :]))
-        for text, *each in some
+        for label, shown in (("highest", losses[:n]), ("lowest", losses[len(losses) - n :]))
+        for text, *each in shown
     ]

@@ -146,11 +146,11 @@ class _ValueWindow:
         self._at += 1
         return place
 
-    def _stands(self, before: str, wanted: str) -> DataError:
+    def _stands(self, before: str, demand: str) -> DataError:
         line, column = place_in(self._text, self._at, self._first)
         token = f"{self.next()!r}" if self.next() else "the end of the file"
         where = f"line {line}, column {column}"
-        return DataError(f"{self._path}: {where}: after {before} stands {token}, wanted {wanted}")
+        return DataError(f"{self._path}: {where}: after {before} stands {token}, wanted {demand}")
 
     def _value(self, number: int) -> Any:
         self.next()

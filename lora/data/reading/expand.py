@@ -52,9 +52,9 @@ def expand(sources: Iterable[Source], schema: Schema) -> tuple[list[Source], tup
             files.append(source)
             continue
         try:
-            paths, others = _files(source.path, schema)
+            paths, skipped = _files(source.path, schema)
             files += [replace(source, path=path) for path in paths]
-            left_out += others
+            left_out += skipped
         except DataError as error:
             faults.append(str(error))
     if faults:

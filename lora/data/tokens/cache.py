@@ -151,9 +151,9 @@ class TokenCache:
         try:
             now, about = time.time(), _about(path)
             stamp = self._stamp(path)
-            known = _load(stamp)
-            if known.get("about") == about and isinstance(known.get("sha256"), str):
-                return str(known["sha256"])
+            stored = _load(stamp)
+            if stored.get("about") == about and isinstance(stored.get("sha256"), str):
+                return str(stored["sha256"])
             with open_bytes(path) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError) as error:
@@ -234,7 +234,7 @@ def _read_entry(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> Ca
     types = {name: _DTYPES.get(name, ()) for name in tensors}
     if said != ["tokens", _text(key)] or not {"ids", "lengths"} <= tensors.keys():
         raise ValueError("other tokens")
-    if any(file.tensors[name].dtype not in wanted for name, wanted in types.items()):
+    if any(file.tensors[name].dtype not in kinds for name, kinds in types.items()):
         raise ValueError("other tensors")
     checks = [_crc32(array) for array in tensors.values()]
     if file.require("tokens.crc32", np.ndarray).tolist() != checks:
@@ -294,8 +294,8 @@ def _are_faults(places: Any, counts: Any) -> bool:
     ):
         return False
     return len(counts) <= SHOWN and all(
-        type(n) is int and isinstance(some, list) and some and all(isinstance(p, str) for p in some)
-        for n, some in zip(counts.values(), places.values(), strict=True)
+        type(n) is int and isinstance(rows, list) and rows and all(isinstance(p, str) for p in rows)
+        for n, rows in zip(counts.values(), places.values(), strict=True)
     )
 
 

@@ -162,8 +162,8 @@ def _weigh(
     """What is learned, by shares where messages have a weight that is neither 0 nor 1."""
     shares = trained
     for weight in sorted({w for w in weights.values() if 0 < w < 1}):
-        others = {i for i in range(len(messages)) if weights.get(i) != weight}
-        part = encoder(messages, tools, read_only | others).trained
+        elsewhere = {i for i in range(len(messages)) if weights.get(i) != weight}
+        part = encoder(messages, tools, read_only | elsewhere).trained
         shares = np.where(part, np.float32(weight), shares).astype(np.float32)
     return shares
 

@@ -79,9 +79,9 @@ class Documents:
             return self
         number = np.repeat(np.arange(len(self)), n)
         before = (np.arange(len(number)) - np.repeat(np.cumsum(n) - n, n)) * ctx
-        some = self.part(number)
-        lengths = np.minimum(some.lengths - before, ctx + 1)
-        return Documents(some.ids, some.starts + before, lengths, some.trained, some.places)
+        part = self.part(number)
+        lengths = np.minimum(part.lengths - before, ctx + 1)
+        return Documents(part.ids, part.starts + before, lengths, part.trained, part.places)
 
     @staticmethod
     def of(documents: Iterable[Document], folder: Path | None = None) -> Documents:

@@ -20,14 +20,14 @@ def token_parts(texts: Iterator[str], tokenizer: Tokenizer, parse: bool) -> Iter
     texts    parts of the text, of any length
     parse    names of special tokens in the text are those tokens
     """
-    before, text, is_first, wanted = "", "", True, MOST
+    before, text, is_first, enough = "", "", True, MOST
     for more in texts:
         text += more
-        cut = _cut(before + text, tokenizer, parse) - len(before) if len(text) > wanted else 0
+        cut = _cut(before + text, tokenizer, parse) - len(before) if len(text) > enough else 0
         if cut > 0:
             yield _part(before, text[:cut], tokenizer, parse, is_first, is_last=False)
             before, text, is_first = (before + text[:cut])[-_AROUND:], text[cut:], False
-        wanted = MOST if cut > 0 or len(text) <= wanted else 2 * len(text)  # not again at once
+        enough = MOST if cut > 0 or len(text) <= enough else 2 * len(text)  # not again at once
     yield _part(before, text, tokenizer, parse, is_first, is_last=True)
 
 

@@ -283,8 +283,8 @@ def preferences(units: Sequence[Sequence[Answer]], ctx: int, mismatch: bool) -> 
         return fill_windows(windows, ctx)
     if len(units) == 1:
         raise DataError("single answers are compared with one another: there is one, wanted two")
-    others = fill_windows([_moved_on(windows, i) for i in range(len(windows))], ctx)
-    return replace(fill_windows(windows, ctx), mismatched=others)
+    mismatched = fill_windows([_moved_on(windows, i) for i in range(len(windows))], ctx)
+    return replace(fill_windows(windows, ctx), mismatched=mismatched)
 
 
 def _place(units: Sequence[Sequence[Answer]], width: int) -> list[list[Sequence[Answer]]]:

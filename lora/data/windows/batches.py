@@ -168,8 +168,8 @@ class Dataset:
         shares = self.part(np.asarray(windows, np.int64)).shares()
         is_count = shares.dtype == np.bool_
         total = max(int(np.count_nonzero(shares)), 1) if is_count else shares.sum(dtype=np.float64)
-        for i, some in enumerate(self.batch_windows(windows, size)):
-            yield self._batch(some, size, total) if which is None or i in which else _NO_TOKENS
+        for i, group in enumerate(self.batch_windows(windows, size)):
+            yield self._batch(group, size, total) if which is None or i in which else _NO_TOKENS
 
     def batch_windows(self, windows: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
         """The windows in each of these batches."""
@@ -179,14 +179,14 @@ class Dataset:
         return [order[first : first + size] for first in range(0, len(order), size)]
 
     def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: float) -> WindowBatch:
-        some = self.part(np.asarray(windows, np.int64))
-        ctx = self.ctx if some.lengths is None else int(some.lengths.max())
+        part = self.part(np.asarray(windows, np.int64))
+        ctx = self.ctx if part.lengths is None else int(part.lengths.max())
         tokens = np.zeros((size, ctx + 1), np.int32)
         documents = np.tile(no_documents(ctx + 1), (size, 1))
         weights = np.zeros((size, ctx), np.float32)
-        tokens[: len(windows)] = some.tokens[:, : ctx + 1]
-        documents[: len(windows)] = some.documents[:, : ctx + 1]
-        weights[: len(windows)] = some.shares()[:, :ctx] / np.float32(total)
+        tokens[: len(windows)] = part.tokens[:, : ctx + 1]
+        documents[: len(windows)] = part.documents[:, : ctx + 1]
+        weights[: len(windows)] = part.shares()[:, :ctx] / np.float32(total)
         column = np.arange(ctx, dtype=np.int32)
         is_first = np.diff(documents[:, :-1], axis=1, prepend=documents[:, :1] - 1) != 0
         start = np.maximum.accumulate(np.where(is_first, column, 0), axis=1)

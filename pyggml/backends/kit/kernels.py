@@ -78,8 +78,8 @@ class KernelTable(Generic[KernelT]):
     at the first call of `kernels`.
     """
 
-    def __init__(self, package: str, *others: str) -> None:
-        self._package, self._others = package, others
+    def __init__(self, package: str, *packages: str) -> None:
+        self._package, self._others = package, packages
         self._kernels: dict[str, KernelT] = {}
 
     def declare(self, name: str, kernel: KernelT) -> None:

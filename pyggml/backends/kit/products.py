@@ -37,9 +37,9 @@ def factor_of(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Facto
     if t.dtype.quantised:
         steps = [t.shape[-1], 1]  # weights are counted, not bytes
     row, k = (steps[-1], steps[-2]) if is_transposed else (steps[-2], steps[-1])
-    some = (1,) * (4 - len(t.shape)) + t.shape[:-2]
+    own_batches = (1,) * (4 - len(t.shape)) + t.shape[:-2]
     along = (0,) * (4 - len(t.shape)) + (*steps[:-2],)
-    repeats = tuple(many // max(few, 1) for many, few in zip(batches, some, strict=True))
+    repeats = tuple(many // max(few, 1) for many, few in zip(batches, own_batches, strict=True))
     return Factor(row, k, (along[0], along[1]), (repeats[0], repeats[1]), t.dtype)
 
 

@@ -161,10 +161,10 @@ class _Rules:
 
     def tags(self, schema: Mapping[str, Any]) -> str:
         """<parameter=NAME>\nVALUE\n</parameter>\n, … first of the names that are required."""
-        needed, others = _properties(schema)
+        needed, optional = _properties(schema)
         shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         parts = []
-        for name, about in [*needed.items(), *others.items()]:
+        for name, about in [*needed.items(), *optional.items()]:
             is_text = isinstance(about, Mapping) and about.get("type") == "string"
             close = "\n</parameter>\n"
             value = self.until(close) if is_text and "enum" not in about else ""
@@ -182,7 +182,7 @@ class _Rules:
         self, root: Any, schema: Any, opening: str, end: str, joint: str, depth: int = 0
     ) -> str:
         """opening NAME joint VALUE, … end; first the names that are required."""
-        needed, others = _properties(schema)
+        needed, optional = _properties(schema)
         comma = self.literal(", " if joint == "=" else ",")
 
         def pair(name: str, about: Any) -> str:
@@ -190,7 +190,7 @@ class _Rules:
             return f"{self.literal(key + joint)} {self.value(root, about, depth + 1)}"
 
         first = [pair(name, about) for name, about in needed.items()]
-        rest = [pair(name, about) for name, about in others.items()]
+        rest = [pair(name, about) for name, about in optional.items()]
         body = f" {comma} ".join(first)
         if first:
             body += "".join(f" ({comma} {each})?" for each in rest)

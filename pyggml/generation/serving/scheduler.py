@@ -181,8 +181,8 @@ class Scheduler:
             if self._is_computed_now(request):
                 continue
             self._waiting.remove(request)
-            known = () if request.n_likeliest is not None else request.prompt
-            slot = self._batch.open(known, request.model, request.owner)
+            shared_prompt = () if request.n_likeliest is not None else request.prompt
+            slot = self._batch.open(shared_prompt, request.model, request.owner)
             slot.n_coming = len(request.prompt)
             request.n_cached = slot.n_past
             self._active.append(_Active(request, slot, request.prompt[slot.n_past :]))

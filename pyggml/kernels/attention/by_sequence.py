@@ -54,9 +54,9 @@ def by_sequence(paths: tuple[AttentionPath[Forward], ...]) -> AttentionPath[Forw
         """The most scratch of any part."""
         counts = {min(n, p.n_queries) for n in (*range(MR, _LAST_CHANGE + 1), p.n_queries)}
         runs = [part_of(p, n, p.n_seen) for n in counts]
-        some = replace(p, n_queries=min(p.n_queries, MOST_TOGETHER))
+        together = replace(p, n_queries=min(p.n_queries, MOST_TOGETHER))
         few = part_of(p, 1, p.n_keys)[1]
-        return max(few.n_bytes(some), *(path.n_bytes(run) for run, path in runs))
+        return max(few.n_bytes(together), *(path.n_bytes(run) for run, path in runs))
 
     def layout(p: AttentionProblem) -> Layout:
         return Layout(lse=Array((p.n_heads * p.n_queries,)), part=Array((n_bytes(p),), np.uint8))

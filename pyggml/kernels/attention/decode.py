@@ -325,10 +325,10 @@ def _bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
 
 
 def _of_some(
-    p: AttentionProblem, a: Forward, scratch: Scratch, some: SomeQueries
+    p: AttentionProblem, a: Forward, scratch: Scratch, queries: SomeQueries
 ) -> tuple[TaskStage, ...]:
     common: dict[str, Any] = dict(o=a.o, lse=a.lse, q=a.q, span=a.span, **scratch)
-    common |= {"queries": some.numbers, "counts": some.counts, "scale": float(a.scale)}
+    common |= {"queries": queries.numbers, "counts": queries.counts, "scale": float(a.scale)}
     f: Decode
     if _reads(p):
         code, frame = _SPLITS[p.key_type]
@@ -341,7 +341,7 @@ def _of_some(
             v=as_bytes(a.v), unpack_v=UNPACK[p.value_type.name].address,
             v_blocks=of_row * p.value_size // p.value_type.block, **common,
         )  # fmt: skip
-    splits, joins = some.counts[_SPLIT_TASKS:_JOIN_TASKS], some.counts[_JOIN_TASKS:]
+    splits, joins = queries.counts[_SPLIT_TASKS:_JOIN_TASKS], queries.counts[_JOIN_TASKS:]
     return stage(_count_task, f, 1), stage(code, f, splits), stage(_join_task, f, joins)
 
 

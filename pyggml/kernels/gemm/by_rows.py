@@ -104,8 +104,8 @@ def _layout(p: Problem) -> Layout:
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     w, name = block_matrix(o.b, p.weight_type, 0), p.weight_type.name
     n_shares, n_tokens = -(-p.m // TASK_TOKENS), min(p.m, TOGETHER)
-    wanted = p.n * n_shares // (_TASKS * len(scratch["packed"]))
-    rows = max(1, min(TASK_ROWS, wanted))
+    balanced = p.n * n_shares // (_TASKS * len(scratch["packed"]))
+    rows = max(1, min(TASK_ROWS, balanced))
     f = RowProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
         accumulate=o.accumulate, rows=rows, n_shares=n_shares, n_threads=len(scratch["packed"]),

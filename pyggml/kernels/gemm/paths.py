@@ -66,8 +66,8 @@ def path_of(p: Problem) -> ProductPath:
 @lru_cache(PROBLEMS)
 def scratch_bytes(p: Problem, fewer_rows: bool = False) -> int:
     """Scratch of a product. With fewer_rows: enough for it with any smaller number of rows of A."""
-    some = largest_of_each_path(p.m) if fewer_rows else [p.m]
-    problems = [q for m in some for q in _calls_of(replace(p, m=m))]
+    row_counts = largest_of_each_path(p.m) if fewer_rows else [p.m]
+    problems = [q for m in row_counts for q in _calls_of(replace(p, m=m))]
     sizes = (layout_of(path_of(q), q).n_bytes for q in problems if not _is_empty(q))
     return max(sizes, default=0)
 

@@ -94,15 +94,15 @@ def _code(kind: int, n_together: int) -> Code:
     def task_of_several(f, task, thread):
         first, products = task * TASK_ROWS, f.products[thread]
         size = f.k // GROUP * n_together * TOKEN_WORDS
-        for wanted in range(first, min(first + TASK_ROWS, f.n), LANES):
-            row = min(wanted, f.n - LANES)  # the last ones may have been multiplied before
+        for unclipped in range(first, min(first + TASK_ROWS, f.n), LANES):
+            row = min(unclipped, f.n - LANES)  # the last ones may have been multiplied before
             here, to = f.w.address + row * f.w.row_bytes, products.ctypes.data
             for t0 in range(0, f.m, n_together):
                 x = f.packed_a[t0 // n_together * size :].ctypes.data
                 lane_dots(kind, n_together, here, f.w.row_bytes, x, f.k, to)
                 for t in range(t0, min(t0 + n_together, f.m)):
-                    mine = f.c[t * f.n + wanted : t * f.n + row + LANES]
-                    of = products[(t - t0) * LANES + wanted - row :]
+                    mine = f.c[t * f.n + unclipped : t * f.n + row + LANES]
+                    of = products[(t - t0) * LANES + unclipped - row :]
                     for i in range(mine.size):
                         mine[i] = of[i] + (mine[i] if f.accumulate else np.float32(0))
 

@@ -33,18 +33,18 @@ def edges_picture(
     rows: dict[tuple[int, int], list[str]] = {}
     for name in sorted(names, key=_place):
         rows.setdefault(_place(name)[:2], []).append(name)
-    widths = {row: sum(map(_width, some)) + _GAP * (len(some) - 1) for row, some in rows.items()}
+    widths = {row: sum(map(_width, nodes)) + _GAP * (len(nodes) - 1) for row, nodes in rows.items()}
     widest = max(_width("embedding"), *(w for row, w in widths.items() if row[1] < _FFN))
     width = max(widest + 2 * _SIDE, _LETTER * len(title)) + 2 * _MARGIN
     height = 40 + _ROW * len(rows)
     places: dict[str, Point] = {}
-    for i, (row, some) in enumerate(rows.items()):
+    for i, (row, nodes) in enumerate(rows.items()):
         x, y = (width - widths[row]) / 2, height - _ROW * (i + 1) + 12
         if row[1] == _FFN:
             x += (widest + _SIDE) / 2 + row[0] % 2 * _BOX
         elif 0 <= row[0] < _LAST:  # so that lines to further blocks are seen
             x += (row[0] % 3 - 1) * _BOX
-        for name in some:
+        for name in nodes:
             places[name] = x + _width(name) / 2, y
             x += _width(name) + _GAP
     most = max((abs(x) for *_, x in edges), default=1.0)

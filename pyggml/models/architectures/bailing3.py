@@ -37,7 +37,7 @@ def _feed_forward(r: Reader, b: Basics) -> tuple[Part, ...]:
     of_experts, of_others = read_clips(r, b.config.n_blocks)
     return read_feed_forward(
         *(r, b, of_experts, own or n_ff * n_shared),
-        others=of_others,
+        own_units=of_others,
         **read_router(r) | {"biased": True},
     )
 

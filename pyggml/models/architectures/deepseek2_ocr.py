@@ -15,12 +15,12 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
     assert b.rope is not None
     heads, base = b.heads[0], r.number("rope.freq_base", 1e4, 1e4, 1e4)
-    for key, there, wanted in (
+    for key, there, value in (
         ("head_count_kv", heads.n_kv, heads.n),
         ("key_length", heads.size, b.config.n_embd // max(heads.n, 1)),
     ):
-        if there != wanted:
-            r.faults.append(f"deepseek2-ocr.attention.{key} is {there}, wanted {wanted}")
+        if there != value:
+            r.faults.append(f"deepseek2-ocr.attention.{key} is {there}, wanted {value}")
     rope = Rope(mode="neox", n_dims=heads.size // 2 * 2, freq_base=base)
     scale = scale_of(b.rope, heads.size)
     feed_forward = read_dense_first(r, b, default=1)

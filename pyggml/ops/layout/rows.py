@@ -212,8 +212,8 @@ def _get_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, ids in [((1, 1), [0]), ((6, 33), [5, 0, 0, 3]), ((4, 8), [[1, 2], [1, 1]])]:
         yield Sample((rng.standard_normal(shape), np.array(ids, np.int32)))
     batched: list[tuple[Shape, Shape]] = [((3, 5, 1), (3, 2)), ((2, 3, 4, 6), (2, 1, 7))]
-    for table, wanted in batched:
-        drawn = rng.integers(0, table[-2], wanted, np.int32)
+    for table, shape_of_ids in batched:
+        drawn = rng.integers(0, table[-2], shape_of_ids, np.int32)
         yield Sample((rng.standard_normal(table), drawn))
 
 

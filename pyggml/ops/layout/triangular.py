@@ -134,13 +134,13 @@ cpu_kernel(TRI, _tri_run)
 
 
 @kernel
-def _solve_row(x, a, i, others):
+def _solve_row(x, a, i, solved):
     """x[i] = (x[i] − Σ a[i, t] x[t]) / a[i, i], summed over the rows t of `others`."""
     row = x[i]
-    for t in others:
-        factor, known = a[i, t], x[t]
+    for t in solved:
+        factor, solution = a[i, t], x[t]
         for j in range(row.size):
-            row[j] -= factor * known[j]
+            row[j] -= factor * solution[j]
     for j in range(row.size):
         row[j] /= a[i, i]
 

@@ -39,7 +39,7 @@ from pyggml.ops.expect import NONE_FROM_ZERO
 from pyggml.ops.layout.layout import reshape
 from pyggml.ops.loss import head_amx, head_slices
 from pyggml.ops.loss.head_back import expect_layer, expect_targets, linear_cross_entropy_back_w
-from pyggml.ops.loss.head_slices import Wanted
+from pyggml.ops.loss.head_slices import Goals
 from pyggml.ops.loss.soft import (
     BETAS,
     NO_BETA,
@@ -128,8 +128,8 @@ def _soft_spec(
     return Spec(())
 
 
-def _spec_by_row(h: Tensor, *others: Tensor, gradient: bool, softcap: float) -> Spec:
-    _spec(h, *others, gradient=gradient, softcap=softcap)
+def _spec_by_row(h: Tensor, *sources: Tensor, gradient: bool, softcap: float) -> Spec:
+    _spec(h, *sources, gradient=gradient, softcap=softcap)
     return Spec(h.shape[:1])
 
 
@@ -158,7 +158,7 @@ class _Chunk(ABC):
         """Scratch for a chunk: its gathered rows h, their gradients dh, and more."""
 
     @abstractmethod
-    def compute(self, wanted: Wanted, gradient: bool) -> tuple[np.ndarray, int]:
+    def compute(self, goals: Goals, gradient: bool) -> tuple[np.ndarray, int]:
         """(losses (n,) of the first n gathered rows, how many have the first target on top); with
         `gradient`, it also fills dh. wanted: of these n rows."""
 
@@ -188,15 +188,15 @@ class _SlicedLogits(_Chunk):
         own = head_slices.arrays(n, k, _n_targets(node), w, compute, node.params["gradient"])
         return Layout(h=rows, dh=rows, **own)
 
-    def compute(self, wanted: Wanted, gradient: bool) -> tuple[np.ndarray, int]:
-        n = len(wanted.targets)
+    def compute(self, goals: Goals, gradient: bool) -> tuple[np.ndarray, int]:
+        n = len(goals.targets)
         h, o, most = self.h[:n], self.dh[:n], len(self.h)
         if (n, gradient) not in self.bound:
             self.bound.clear()
             slices = head_slices.bind_slices(self.w, h, o if gradient else None, most, self.own)
             self.bound[n, gradient] = slices
         slices = self.bound[n, gradient]
-        return head_slices.run(slices, self.w, (h, o), wanted, self.how, self.own)
+        return head_slices.run(slices, self.w, (h, o), goals, self.how, self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +217,11 @@ class _FusedLogits(_Chunk):
         own = head_amx.arrays(c, n_vocab, k, node.params["gradient"], _n_targets(node))
         return Layout(h=rows, dh=rows, **own)
 
-    def compute(self, wanted: Wanted, gradient: bool) -> tuple[np.ndarray, int]:
-        n = len(wanted.targets)
+    def compute(self, goals: Goals, gradient: bool) -> tuple[np.ndarray, int]:
+        n = len(goals.targets)
         losses, tops = np.empty(n, np.float32), np.empty(n, np.float32)
-        made = head_amx.Made(losses, tops, self.dh[:n])
-        head_amx.call(self.w, self.h[:n], wanted, made, gradient, self.own)()
+        results = head_amx.HeadResults(losses, tops, self.dh[:n])
+        head_amx.call(self.w, self.h[:n], goals, results, gradient, self.own)()
         return losses, int((self.own["target_logits"][:n, 0] == tops).sum())
 
 
@@ -243,11 +243,11 @@ def _by_chunk(
     n_right: np.ndarray,
     dh: np.ndarray | None,
     h: np.ndarray,
-    wanted: Wanted,
+    goals: Goals,
     chunk: _Chunk,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(row numbers, losses) of one chunk after another. n_right and dh are filled on the way."""
-    rows, targets = np.flatnonzero(wanted.weights), wanted.targets
+    rows, targets = np.flatnonzero(goals.weights), goals.targets
     n_vocab = len(chunk.w.data)
     if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
         raise ShapeError(f"linear_cross_entropy: a target is outside the {n_vocab} tokens")
@@ -255,13 +255,13 @@ def _by_chunk(
     if dh is not None:
         dh[:] = 0
     for first in range(0, rows.size, chunk.h.shape[0]):
-        some = rows[first : first + chunk.h.shape[0]]
-        np.take(h, some, axis=0, out=chunk.h[: some.size])
-        losses, n = chunk.compute(Wanted(*(a[some] for a in wanted)), dh is not None)
+        positions = rows[first : first + chunk.h.shape[0]]
+        np.take(h, positions, axis=0, out=chunk.h[: positions.size])
+        losses, n = chunk.compute(Goals(*(a[positions] for a in goals)), dh is not None)
         n_right += n
         if dh is not None:
-            dh[some] = chunk.dh[: some.size]
-        yield some, losses
+            dh[positions] = chunk.dh[: positions.size]
+        yield positions, losses
 
 
 def _sum_up(out: np.ndarray, *arguments: Any) -> None:
@@ -294,9 +294,9 @@ def _run(site: Site) -> Call:
     chunk = _chunk(site, gemm.Weight(w, site.node.src[1].dtype, site.compute))
     n_right, *dh = site.saved
     one = np.broadcast_to(ONE_TARGET, (len(h), 2))
-    wanted = Wanted(targets.reshape(len(h), -1), shares[0] if shares else one, weights)
+    goals = Goals(targets.reshape(len(h), -1), shares[0] if shares else one, weights)
     kernel = _put_by_row if site.out.ndim else _sum_up
-    return Call(kernel, site.out, n_right, dh[0] if dh else None, h, wanted, chunk)
+    return Call(kernel, site.out, n_right, dh[0] if dh else None, h, goals, chunk)
 
 
 def _chunk(site: Site, w: gemm.Weight) -> _Chunk:
@@ -323,11 +323,11 @@ def _ref_by_row(
 
 
 def _soft_ref(
-    h: np.ndarray, w: np.ndarray, *wanted: np.ndarray, gradient: bool, softcap: float, beta: float
+    h: np.ndarray, w: np.ndarray, *goals: np.ndarray, gradient: bool, softcap: float, beta: float
 ) -> np.ndarray:
     z = h @ w.T
     z = SOFTCAP(z, cap=softcap) if softcap else z
-    return np.asarray(soft_rows(z, *wanted, beta=beta)[0].sum())
+    return np.asarray(soft_rows(z, *goals, beta=beta)[0].sum())
 
 
 def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:
@@ -362,10 +362,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _soft_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for (z, *wanted), k, cap in zip(soft_wanted(rng), (2, 40, 8), (0.0, 0.0, 1.5), strict=True):
+    for (z, *goals), k, cap in zip(soft_wanted(rng), (2, 40, 8), (0.0, 0.0, 1.5), strict=True):
         h, w = rng.standard_normal((len(z), k)), rng.standard_normal((z.shape[1], k))
         for beta in BETAS:
-            yield Sample((h, w, *wanted), {"gradient": True, "softcap": cap, "beta": beta})
+            yield Sample((h, w, *goals), {"gradient": True, "softcap": cap, "beta": beta})
 
 
 _BOTH: dict[str, Any] = {

@@ -52,7 +52,7 @@ from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix, columns_from, 
 from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.panels import rounded_up, split
 from pyggml.kernels.kernel import Compute
-from pyggml.ops.loss.head_slices import Wanted
+from pyggml.ops.loss.head_slices import Goals
 from pyggml.quants import UNPACK
 from pyggml.sizes import round_up
 
@@ -263,7 +263,7 @@ def arrays(n: int, n_vocab: int, k: int, gradient: bool, n_targets: int = 1) -> 
     }
 
 
-class Made(NamedTuple):
+class HeadResults(NamedTuple):
     """What a call makes of n positions."""
 
     losses: np.ndarray  # (n,) float32
@@ -274,8 +274,8 @@ class Made(NamedTuple):
 def call(
     w: gemm.Weight,
     h: np.ndarray,
-    wanted: Wanted,
-    made: Made,
+    goals: Goals,
+    results: HeadResults,
     gradient: bool,
     scratch: Scratch,
 ) -> Call:
@@ -289,11 +289,11 @@ def call(
     tiled, rounds = matrix(w.data, w.dtype, k)
     f = HeadTiles(
         h=h.reshape(-1), n=n, k=k, w=tiled, rounds=rounds, n_vocab=n_vocab,
-        block=_block(n_vocab, k), gradient=gradient, n_shares=n_shares, targets=wanted.targets,
+        block=_block(n_vocab, k), gradient=gradient, n_shares=n_shares, targets=goals.targets,
         **scratch,
     )  # fmt: skip
     exact = block_matrix(w.data, w.dtype, UNPACK[w.dtype.name].address)
     shared = {name: scratch[name] for name in scratch if name in HeadSums.fields}
-    sums = HeadSums(w=exact, gradient=gradient, **wanted._asdict(), **made._asdict(), **shared)
+    sums = HeadSums(w=exact, gradient=gradient, **goals._asdict(), **results._asdict(), **shared)
     parts = stage(_part_task, f, n_parts * n_shares)
     return Call(launch, stage(_pack_task, f, n_groups), parts, stage(_sum_task, sums, n))

@@ -27,7 +27,7 @@ from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.ops.layout.cpy import leaf_of, packed_leaf
 from pyggml.ops.loss import head_slices
-from pyggml.ops.loss.head_slices import Wanted
+from pyggml.ops.loss.head_slices import Goals
 from pyggml.ops.loss.soft import (
     BETAS,
     NO_BETA,
@@ -97,7 +97,7 @@ class _Slopes:
 
     h: np.ndarray
     w: gemm.Weight
-    goals: Wanted
+    goals: Goals
     how: tuple[np.float32, float]
     own: Scratch
     bound: dict[int, list[head_slices.Slice]]
@@ -105,7 +105,7 @@ class _Slopes:
     def tiles(self) -> Iterator[tuple[slice, np.ndarray]]:
         """(rows, these of dw), which are there until the next ones are made."""
         used, n_vocab = np.flatnonzero(self.goals.weights), len(self.w.data)
-        goals = Wanted(*(a[used] for a in self.goals))
+        goals = Goals(*(a[used] for a in self.goals))
         if used.size and not 0 <= goals.targets.min() <= goals.targets.max() < n_vocab:
             raise ShapeError(f"{_W}: a target is outside the {n_vocab} tokens")
         n, own = len(used), self.own
@@ -167,7 +167,7 @@ def _slopes(site: Site) -> _Slopes:
     before = _n_before(site.node)
     h, w, targets, *shares, weights = site.src[before:]
     one = np.broadcast_to(np.array([1, 0], np.float32), (len(h), 2))
-    goals = Wanted(targets.reshape(len(h), -1), shares[0] if shares else one, weights)
+    goals = Goals(targets.reshape(len(h), -1), shares[0] if shares else one, weights)
     p, own = site.node.params, _layout(site.node, site.compute).cut(site.scratch)
     weight = gemm.Weight(w, site.node.src[before + 1].dtype, site.compute)
     return _Slopes(h, weight, goals, (np.float32(p["softcap"]), p["beta"]), own, {})

@@ -197,7 +197,7 @@ def arrays(
     }  # fmt: skip
 
 
-class Wanted(NamedTuple):
+class Goals(NamedTuple):
     """What is wanted of n positions: of k targets each, and of all other tokens together."""
 
     targets: np.ndarray  # (n, k) int32
@@ -238,7 +238,7 @@ def run(
     slices: list[Slice],
     w: gemm.Weight,
     rows: tuple[np.ndarray, np.ndarray],
-    wanted: Wanted,
+    goals: Goals,
     how: tuple[np.float32, float],
     own: Scratch,
 ) -> tuple[np.ndarray, int]:
@@ -251,21 +251,21 @@ def run(
     m, rest, logits = (own[name][:n] for name in ("m", "rest", "target_logits"))
     for part in slices:
         part.make()
-        take_slice(part.z, m, rest, logits, sums, wanted.targets, part.first, cap if cap else _ONE)
+        take_slice(part.z, m, rest, logits, sums, goals.targets, part.first, cap if cap else _ONE)
         if part.add is not None:
             part.add()
-    losses, factor, factors = _factors(m, rest, logits, wanted, how)
+    losses, factor, factors = _factors(m, rest, logits, goals, how)
     if gradient:
         o *= factor[:, None]
-        _add_targets(o, h, w, wanted.targets, factors)
-    return wanted.weights * losses, int(np.count_nonzero(logits[:, 0] == m))
+        _add_targets(o, h, w, goals.targets, factors)
+    return goals.weights * losses, int(np.count_nonzero(logits[:, 0] == m))
 
 
 def _factors(
     m: np.ndarray,
     rest: np.ndarray,
     logits: np.ndarray,
-    goals: Wanted,
+    goals: Goals,
     how: tuple[np.float32, float],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(losses (n,), f (n,) with dL/dz_v = f · e^(z_v − m) · slope_v of all v but targets, dL/dz_s
@@ -287,7 +287,7 @@ def _factors(
 def run_slopes(
     slices: list[Slice],
     rows: np.ndarray,
-    goals: Wanted,
+    goals: Goals,
     how: tuple[np.float32, float],
     own: Scratch,
 ) -> Iterator[tuple[int, np.ndarray]]:

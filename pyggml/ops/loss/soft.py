@@ -77,13 +77,13 @@ def expect_shares(
     expect(name, "weights", weights, (n,))
 
 
-def _spec(logits: Tensor, *wanted: Tensor, beta: float) -> Spec:
+def _spec(logits: Tensor, *goals: Tensor, beta: float) -> Spec:
     expect_beta("soft_cross_entropy", beta)
     expect_type("soft_cross_entropy", "logits", logits)
     if len(logits.shape) != 2 or 0 in logits.shape:
         fault = f"logits are {logits!r}, wanted two axes, none empty"
         raise ShapeError(f"soft_cross_entropy: {fault}")
-    expect_shares("soft_cross_entropy", (logits.shape[0], logits.shape[1]), *wanted)
+    expect_shares("soft_cross_entropy", (logits.shape[0], logits.shape[1]), *goals)
     return Spec(())
 
 
@@ -127,13 +127,13 @@ def _soft_rows(losses, right, dx, x, targets, shares, weights, beta):
 
 def _soft_cross_entropy(
     beta: np.float32, out: np.ndarray, n_right: np.ndarray, dx: np.ndarray, x: np.ndarray,
-    *wanted: np.ndarray,
+    *goals: np.ndarray,
 ) -> None:  # fmt: skip
-    targets, n_vocab = wanted[0], x.shape[1]
+    targets, n_vocab = goals[0], x.shape[1]
     if not 0 <= targets.min() <= targets.max() < n_vocab:
         raise PyggmlError(f"soft_cross_entropy: a target is outside the {n_vocab} tokens")
     losses, right = np.empty(len(x), np.float32), np.empty(len(x), np.bool_)
-    _soft_rows(losses, right, dx, x, *wanted, beta)
+    _soft_rows(losses, right, dx, x, *goals, beta)
     out[...], n_right[...] = losses.sum(dtype=np.float64), right.sum()
 
 
@@ -159,13 +159,13 @@ def soft_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The loss of each row of logits and their gradients, in float64."""
     e, rows = np.exp(z - z.max(-1, keepdims=True)), np.arange(len(z))[:, None]
-    targets, others = targets.astype(np.int64), e.copy()
-    others[rows, targets] = 0
-    rest, norm = np.maximum(others.sum(-1, keepdims=True), _LEAST), e.sum(-1, keepdims=True)
+    targets, rest_of_row = targets.astype(np.int64), e.copy()
+    rest_of_row[rows, targets] = 0
+    rest, norm = np.maximum(rest_of_row.sum(-1, keepdims=True), _LEAST), e.sum(-1, keepdims=True)
     log_p = np.log(np.concatenate([e[rows, targets], rest], axis=1) / norm)
     losses, pulls = cases(shares, log_p, beta)
     mass = pulls.sum(-1, keepdims=True)
-    slopes = others * (mass / norm - pulls[:, -1:] / rest)
+    slopes = rest_of_row * (mass / norm - pulls[:, -1:] / rest)
     slopes[rows, targets] = mass * e[rows, targets] / norm - pulls[:, :-1]
     return weights * losses, weights[:, None] * slopes
 

@@ -142,10 +142,10 @@ def _sum_groups(dw: Tensor, shape: Shape) -> Tensor:
     """dw summed over the neighbouring batches that one batch of the weight served."""
     if dw.shape == shape:
         return dw
-    full, wanted = dw.shape, (1,) * (len(dw.shape) - len(shape)) + shape
-    for axis in (i for i in range(len(full) - 2) if full[i] != wanted[i]):
-        outer, inner = prod(wanted[: axis + 1]), prod(full[axis + 1 :])
-        grouped = reshape(dw, (outer, full[axis] // wanted[axis], inner))
+    full, small = dw.shape, (1,) * (len(dw.shape) - len(shape)) + shape
+    for axis in (i for i in range(len(full) - 2) if full[i] != small[i]):
+        outer, inner = prod(small[: axis + 1]), prod(full[axis + 1 :])
+        grouped = reshape(dw, (outer, full[axis] // small[axis], inner))
         dw = repeat_back(grouped, (outer, 1, inner))
     return reshape(dw, shape)
 

@@ -270,9 +270,9 @@ def _back_run(site: Site) -> Call:
     )
 
 
-def _back_spec(state: Tensor, *others: Tensor) -> Spec:
-    expect("gated_delta_net_back", "dy", others[-1], others[2].shape)
-    return _spec(state, *others[:-1])
+def _back_spec(state: Tensor, *sources: Tensor) -> Spec:
+    expect("gated_delta_net_back", "dy", sources[-1], sources[2].shape)
+    return _spec(state, *sources[:-1])
 
 
 def _back_ref(

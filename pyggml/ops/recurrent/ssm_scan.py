@@ -283,9 +283,9 @@ def _scan_back_run(site: Site) -> Call:
     return Call(_scan_back, scan, db, dc, sums)
 
 
-def _scan_back_spec(state: Tensor, x: Tensor, *others: Tensor) -> Spec:
-    expect("ssm_scan_back", "dy", others[-1], x.shape)
-    return _scan_spec(state, x, *others[:-1])
+def _scan_back_spec(state: Tensor, x: Tensor, *sources: Tensor) -> Spec:
+    expect("ssm_scan_back", "dy", sources[-1], x.shape)
+    return _scan_spec(state, x, *sources[:-1])
 
 
 def _scan_back_ref(

@@ -161,10 +161,10 @@ def _wkv_back(
             _empty(dw, dk, dr, dv, da, db, h, g[task], scale, coupled)
 
 
-def _wkv_spec(name: str, state: Tensor, positions: Tensor, v: Tensor, *others: Tensor) -> Spec:
+def _wkv_spec(name: str, state: Tensor, positions: Tensor, v: Tensor, *sources: Tensor) -> Spec:
     expect_axes(name, "v", v, 3)
     n_tokens, h, d = v.shape
-    for t in (v, *others):
+    for t in (v, *sources):
         expect(name, t.name or "a source", t, v.shape)
     expect(name, "state", state, (h, d, d))
     expect_positions(name, positions, n_tokens)
@@ -221,8 +221,8 @@ def _wkv6_run(site: Site) -> Call:
     return _call(site, w, k, r, v, w, w, u, positions, coupled=False, early=True)
 
 
-def _wkv6_ref(state: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    k, v, r, u, w, positions = others
+def _wkv6_ref(state: np.ndarray, *sources: np.ndarray) -> np.ndarray:
+    k, v, r, u, w, positions = sources
     y, _ = recurrence.reference(state, positions, w, k, r, v, early=True)
     return y + np.sum(r * u * k, axis=-1, keepdims=True) * v
 
@@ -252,8 +252,8 @@ cpu_kernel(RWKV_WKV6, _wkv6_run, scratch=_scratch)
 # -- rwkv_wkv7 ----------------------------------------------------------------------------------
 
 
-def _wkv7_spec(state: Tensor, *others: Tensor) -> Spec:
-    r, w, k, v, a, b, positions = others
+def _wkv7_spec(state: Tensor, *sources: Tensor) -> Spec:
+    r, w, k, v, a, b, positions = sources
     return _wkv_spec("rwkv_wkv7", state, positions, v, r, w, k, a, b)
 
 
@@ -262,8 +262,8 @@ def _wkv7_run(site: Site) -> Call:
     return _call(site, w, k, r, v, a, b, state[0], positions, coupled=True, early=False)
 
 
-def _wkv7_ref(state: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    r, w, k, v, a, b, positions = others
+def _wkv7_ref(state: np.ndarray, *sources: np.ndarray) -> np.ndarray:
+    r, w, k, v, a, b, positions = sources
     return recurrence.reference(state, positions, w, k, r, v, a, b)[0]
 
 
@@ -344,16 +344,16 @@ cpu_kernel(GATED_LINEAR_ATTN, _gla_run, scratch=_scratch)
 # The last sources are u (RWKV 6), a and b (RWKV 7), or none (gated linear attention).
 
 
-def _back_spec(state: Tensor, *others: Tensor, scale: float) -> Spec:
-    w, k, r, v, positions, dy, *own = others
+def _back_spec(state: Tensor, *sources: Tensor, scale: float) -> Spec:
+    w, k, r, v, positions, dy, *own = sources
     alike = own if len(own) == 2 else ()
     if len(own) == 1:
         expect("wkv_back", "u", own[0], v.shape[1:])
     return _wkv_spec("wkv_back", state, positions, v, w, k, r, dy, *alike)
 
 
-def _back_saved(state: Tensor, *others: Tensor, scale: float) -> tuple[Spec, ...]:
-    w, k, r, _, _, _, *own = others
+def _back_saved(state: Tensor, *sources: Tensor, scale: float) -> tuple[Spec, ...]:
+    w, k, r, _, _, _, *own = sources
     return tuple(Spec(t.shape) for t in (state, w, k, r, *own))
 
 
@@ -373,8 +373,8 @@ def _back_run(site: Site) -> Call:
     )
 
 
-def _back_ref(state: np.ndarray, *others: np.ndarray, scale: float) -> np.ndarray:
-    w, k, r, _, positions, dy, *own = others
+def _back_ref(state: np.ndarray, *sources: np.ndarray, scale: float) -> np.ndarray:
+    w, k, r, _, positions, dy, *own = sources
     a, b = own if len(own) == 2 else (None, None)
     early = len(own) == 1
     dv = recurrence.reference_dv(dy, positions, w, k, scale * r, a, b, early)

@@ -96,12 +96,12 @@ def _in_clusters(node: Tensor) -> bool:
 
 def _n_parts(node: Tensor) -> int:
     n_queries, n_heads, head_size = node.shape
-    wanted = max(1, _BLOCKS // (n_queries * (n_heads // _heads(node))))
+    n_free = max(1, _BLOCKS // (n_queries * (n_heads // _heads(node))))
     if _in_clusters(node):  # which are compiled for a number of blocks: few numbers will do
-        most = min(wanted, cluster.MOST_BLOCKS, head_size)
+        most = min(n_free, cluster.MOST_BLOCKS, head_size)
         return 1 << most.bit_length() - 1
     most = -(-node.src[1].shape[0] // (_WARPS * _batch(node)))
-    return max(1, min(wanted, most, parts.MOST_PARTS))
+    return max(1, min(n_free, most, parts.MOST_PARTS))
 
 
 def scratch(node: Tensor, compute: Compute) -> int:

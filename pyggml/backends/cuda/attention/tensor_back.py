@@ -395,8 +395,8 @@ def _n_parts(node: Tensor) -> int:
     """Blocks of each group of keys, which divide the heads that share them."""
     n_keys, n_key_heads, _ = node.src[1].shape
     repeats = node.shape[1] // n_key_heads
-    wanted = _BLOCKS // (-(-n_keys // BC) * n_key_heads)
-    return next(n for n in range(max(1, min(wanted, repeats)), 0, -1) if repeats % n == 0)
+    n_free = _BLOCKS // (-(-n_keys // BC) * n_key_heads)
+    return next(n for n in range(max(1, min(n_free, repeats)), 0, -1) if repeats % n == 0)
 
 
 def scratch(node: Tensor, compute: Compute) -> int:

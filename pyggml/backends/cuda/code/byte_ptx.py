@@ -144,14 +144,14 @@ def constants_loader(name: str, words: Any) -> Any:
     @intrinsic
     def load(typing, i):
         def emit(context, builder, signature, arguments):
-            known = builder.module.globals.get(name)
-            if known is None:
+            constants = builder.module.globals.get(name)
+            if constants is None:
                 array = ir.Constant(ir.ArrayType(_WORD, words.size), words.tolist())
-                known = ir.GlobalVariable(builder.module, array.type, name, _GLOBAL)
-                known.initializer, known.global_constant = array, True
-                known.linkage, known.align = "internal", 16
+                constants = ir.GlobalVariable(builder.module, array.type, name, _GLOBAL)
+                constants.initializer, constants.global_constant = array, True
+                constants.linkage, constants.align = "internal", 16
             four = ir.VectorType(_WORD, 4)
-            start = builder.bitcast(known, four.as_pointer(_GLOBAL))
+            start = builder.bitcast(constants, four.as_pointer(_GLOBAL))
             vector = builder.load(builder.gep(start, [arguments[0]]))
             numbers = [builder.extract_element(vector, ir.Constant(_WORD, n)) for n in range(4)]
             return context.make_tuple(builder, signature.return_type, numbers)

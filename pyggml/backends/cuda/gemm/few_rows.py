@@ -308,7 +308,7 @@ def by_kind(line: str, n_kinds: int, room: str = "    ") -> str:
 def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     # In rows of A and units of a row all are alike, as k is; a gated product is alone.
     of_a = kinds[0]
-    known: dict[str, Any] = {
+    names: dict[str, Any] = {
         "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of,
         "await_others": await_others, "release_others": release_others,
         "round_a": digits.rounder(
@@ -318,8 +318,8 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
         "finish": finisher(of_a, has_norm),
     }  # fmt: skip
     for i, kind in enumerate(dict.fromkeys(kinds)):
-        known |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
-    source = compile_closure(_source(kinds), "multiply", known)
+        names |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
+    source = compile_closure(_source(kinds), "multiply", names)
     run = kernel(source, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
     return begins_early(run, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 

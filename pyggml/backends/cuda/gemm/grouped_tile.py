@@ -208,8 +208,8 @@ def gatherer(tile: GroupedTile) -> tuple[Any, Any]:
         n_bytes = np.int32(16) if at < k else np.int32(0)  # 8 divides k
         to = row * 2 * depth + ((chunk ^ (row & 7)) << 4)  # 8 divides `together`
         for i in range(n):
-            some = n_bytes if rows[i] >= 0 else np.int32(0)  # then the address does not matter
-            ptx.copy_16(memory, to + i * together * 2 * depth, a, 2 * (rows[i] + at), some)
+            n_read = n_bytes if rows[i] >= 0 else np.int32(0)  # then the address does not matter
+            ptx.copy_16(memory, to + i * together * 2 * depth, a, 2 * (rows[i] + at), n_read)
         ptx.commit_copies()
 
     return find, gather

@@ -90,20 +90,20 @@ def _slice(
 ) -> list[Call]:
     """Unpack rows of W from `first` on, and multiply with them."""
     (rows, row), kind = _rows(p), p.b.dtype
-    some, n_bytes = min(_slice_rows(p), rows - first), kind.row_bytes(row)
-    w = o.b.view(np.uint8)[first * n_bytes : (first + some) * n_bytes]
+    n_rows, n_bytes = min(_slice_rows(p), rows - first), kind.row_bytes(row)
+    w = o.b.view(np.uint8)[first * n_bytes : (first + n_rows) * n_bytes]
     calls = []
     if _is_ready(p):
         w = w.view(np.uint16)
     else:
         raw, number = w, np.uint16 if p.rounds else np.float32
-        w = memory[: some * row * _number_size(p)].view(number)
+        w = memory[: n_rows * row * _number_size(p)].view(number)
         calls.append(unpack(w, raw, kind, o.stream))
     if p.b_in_rows:
-        sizes, c, columns = (p.m, some, p.k), o.c[first:], a
+        sizes, c, columns = (p.m, n_rows, p.k), o.c[first:], a
         form, accumulate = (True, p.k), o.accumulate
     else:
-        sizes, c, columns = (p.m, p.n, some), o.c, a[first:]
+        sizes, c, columns = (p.m, p.n, n_rows), o.c, a[first:]
         form, accumulate = (False, p.n), o.accumulate or first > 0
     of_a = (True, o.rounded_step or p.k) if p.a_is_whole else (False, p.m)
     calls.append(multiply(o.stream, sizes, columns, of_a, w, form, c, p.n, accumulate))

@@ -84,10 +84,10 @@ class _Narrower:
         if not any(map(_is_rounded_copy, self._graph.nodes)):
             return {}
         copies: dict[Tensor, Tensor] = {}
-        others = self._narrow | self._outputs | self._backward
+        excluded = self._narrow | self._outputs | self._backward
         for t in self._graph.nodes if self._backward else ():
             later = [(r, i) for r, i in self._readers(t) if r in self._backward]
-            plain = t.base is None and t.dtype is F32 and t not in others
+            plain = t.base is None and t.dtype is F32 and t not in excluded
             if later and plain and all(_reads(r, i) or is_of(r, "add") for r, i in later):
                 copies[t] = cpy(t, BF16)
         return copies

@@ -47,15 +47,15 @@ def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
     ended = list[int]()  # of each step, bits of all steps that have ended when it is released
     every = [step for call in calls for step in steps(call)]
     for i, (step, access) in enumerate(zip(every, _accesses(calls), strict=True)):
-        early, known = read_early(step), 0
+        early, over = read_early(step), 0
         for j in before[i]:
-            known |= ended[j]
+            over |= ended[j]
         may_begin.append(
             early is not None
-            and all(known >> j & 1 or not r.meets(w) for r in ranges(early) for w, j in writers)
+            and all(over >> j & 1 or not r.meets(w) for r in ranges(early) for w, j in writers)
         )
         writers += ((w, i) for w in access.writes)
-        ended.append(known | sum(1 << j for j in before[i]))
+        ended.append(over | sum(1 << j for j in before[i]))
     return may_begin
 
 

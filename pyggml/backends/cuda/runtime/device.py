@@ -217,11 +217,11 @@ class CudaBackend(Backend):
         """The bytes from the tensor's first element to its last, on the card."""
         place = t.root.data
         assert isinstance(place, BufferPlace), f"{t!r} has no memory on {self.name}"
-        known = self._spans.get(t)
-        if known is None or known[0] is not place:  # Numba takes longer to cut than to copy
+        cut = self._spans.get(t)
+        if cut is None or cut[0] is not place:  # Numba takes longer to cut than to copy
             start = place.offset + t.offset
-            known = self._spans[t] = place, Bytes(place.buffer[start : start + span(t)])
-        return known[1]
+            cut = self._spans[t] = place, Bytes(place.buffer[start : start + span(t)])
+        return cut[1]
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -350,8 +350,8 @@ class CudaBackend(Backend):
         if not (isinstance(error, Exception) and is_failure(error)):
             return
         if ran_out(error):
-            wanted = self._demand(n_bytes) if is_current else _OF_DRIVER
-            raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
+            demand = self._demand(n_bytes) if is_current else _OF_DRIVER
+            raise DeviceMemoryError(f"{self.name} is out of memory: {demand}") from error
         if (cause := lost_by(error, is_current)) is not None:
             abandon(self.index)
             raise DeviceLostError(f"{self.name} has failed: {reason_of(cause)}") from error
@@ -364,8 +364,8 @@ class CudaBackend(Backend):
             if not is_failure(error):
                 raise
             return _OF_DRIVER
-        wanted = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
-        return f"{wanted}, {free:,} of {total:,} are free"
+        demand = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
+        return f"{demand}, {free:,} of {total:,} are free"
 
 
 class _Working(AbstractContextManager[None]):

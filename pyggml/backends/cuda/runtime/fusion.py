@@ -92,13 +92,13 @@ class Composition:
 
     def values(self, *arrays: np.ndarray) -> dict[Tensor, np.ndarray]:
         """The numbers of all nodes, by their references."""
-        known = dict(zip(self.sources, arrays, strict=True))
+        computed = dict(zip(self.sources, arrays, strict=True))
 
         def value(t: Tensor) -> np.ndarray:
-            if t not in known:
+            if t not in computed:
                 assert t.op is not None
-                known[t] = np.asarray(t.op.ref(*map(value, t.src), **t.params))
-            return known[t]
+                computed[t] = np.asarray(t.op.ref(*map(value, t.src), **t.params))
+            return computed[t]
 
         return {t: value(t) for t in self.nodes}
 

@@ -113,15 +113,15 @@ def _library() -> Any:
     """The bindings of NCCL. Raises DeviceError without them, or without the library."""
     if SIMULATED:
         raise DeviceError("the simulator has no way to other cards")
-    wanted = f"wanted {how_to_install('cards')}"
+    advice = f"wanted {how_to_install('cards')}"
     try:
         from nccl.bindings import nccl
 
         nccl.get_version()
     except ImportError as error:
-        raise DeviceError(f"the package {error.name} is missing, {wanted}") from None
+        raise DeviceError(f"the package {error.name} is missing, {advice}") from None
     except RuntimeError as error:  # the bindings are there, and find no library
-        raise DeviceError(f"NCCL is missing ({' '.join(str(error).split())}), {wanted}") from None
+        raise DeviceError(f"NCCL is missing ({' '.join(str(error).split())}), {advice}") from None
     # What is sent goes from one to one: multicast would take memory for nothing.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     return nccl

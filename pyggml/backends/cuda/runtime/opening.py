@@ -57,8 +57,8 @@ def cards() -> list[Card]:
     usable = [card for card in present if card.capability >= OLDEST]
     if not usable:
         names = ", ".join(f"{c.name} ({c.capability[0]}.{c.capability[1]})" for c in present)
-        wanted = f"wanted one of compute capability {OLDEST[0]}.{OLDEST[1]} or later"
-        raise DeviceError(f"no CUDA device: found {names or 'no card'}, {wanted}")
+        advice = f"wanted one of compute capability {OLDEST[0]}.{OLDEST[1]} or later"
+        raise DeviceError(f"no CUDA device: found {names or 'no card'}, {advice}")
     return usable
 
 

@@ -385,11 +385,11 @@ def vocabulary() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compile_closure(source: str, name: str, known: Mapping[str, Any]) -> Any:
+def compile_closure(source: str, name: str, scope: Mapping[str, Any]) -> Any:
     """The function of this name and source, with `known` in its closure, where the cache of
     compiled kernels looks for what makes two of one source differ."""
     body = indent(source, "    ")
-    text = f"def make({', '.join(known)}):\n{body}\n    return {name}"
+    text = f"def make({', '.join(scope)}):\n{body}\n    return {name}"
     names: dict[str, Any] = {}
     exec(compile(text, f"<{name}>", "exec"), names)
-    return names["make"](**known)
+    return names["make"](**scope)

@@ -249,8 +249,8 @@ def source_of(decoder: Decoder, count: int = 1) -> ReaderSource:
     decoder(block)
     lanes = ["lane", *(f"(lane + {i})" for i in range(1, count))]
     lines = ["def weight(raw, at, j):", *block.grids(), "    lane = j & 31"]
-    *some, last = sorted(block.groups)
-    for i in some:
+    *firsts, last = sorted(block.groups)
+    for i in firsts:
         lines += [f"    if j < {i + GROUP}:", f"        return {_values(block.groups[i], lanes)}"]
     lines.append(f"    return {_values(block.groups[last], lanes)}")
     return ReaderSource("\n".join(lines), block.tables)
@@ -272,10 +272,10 @@ def _values(group: Callable[[str], str], lanes: Sequence[str]) -> str:
     return ", ".join(group(lane) for lane in lanes)
 
 
-def _compile(source: ReaderSource, name: str, function: str, **known: Any) -> Any:
+def _compile(source: ReaderSource, name: str, function: str, **scope: Any) -> Any:
     """The device function of this name in a source for the weights of a type."""
-    known |= {f"table{i}": table.rows.view(np.uint8) for i, table in enumerate(source.tables)}
-    known |= {
+    scope |= {f"table{i}": table.rows.view(np.uint8) for i, table in enumerate(source.tables)}
+    scope |= {
         "np": np,
         "load_byte": ptx.load_byte,
         "load_half": ptx.load_half,
@@ -286,8 +286,8 @@ def _compile(source: ReaderSource, name: str, function: str, **known: Any) -> An
         "half_e8m0": half_e8m0,
         "half_of": half_of,
     }
-    exec(compile(source.text, f"<{function} of {name}>", "exec"), known)
-    return device(known[function])
+    exec(compile(source.text, f"<{function} of {name}>", "exec"), scope)
+    return device(scope[function])
 
 
 @cache

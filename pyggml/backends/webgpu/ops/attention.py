@@ -119,14 +119,14 @@ _DELTAS = """
 
 def _all_x(value: str, together: str) -> str:
     """`together` of `value`, a vector of the thread's rows, over all x, as `result`."""
-    others = "\n".join(
+    further_bands = "\n".join(
         f"result = {together.format('result', f'mine[{i * 8}u + y]')};" for i in range(1, 16)
     )
     return f"""
 mine[x * 8u + y] = {value};
 workgroupBarrier();
 var result = mine[y];
-{others}
+{further_bands}
 workgroupBarrier();"""
 
 
@@ -285,7 +285,7 @@ def _tiles(
     site: ShaderSite,
     source: str,
     heads: dict[str, BufferRange],
-    others: dict[str, BufferRange],
+    arrays: dict[str, BufferRange],
     n_rows: int,
     n: int,
 ) -> Dispatch:
@@ -295,15 +295,15 @@ def _tiles(
     quads = {name: as_quads(view, int(constants[sizes[name]])) for name, view in heads.items()}
     functions = "\n".join(quad_functions(name, v, sizes[name]) for name, v in quads.items())
     groups = -(-n_rows // BLOCK_ROWS), n, 1
-    return site.shaders.dispatch(functions + source, {**quads, **others}, groups, constants)
+    return site.shaders.dispatch(functions + source, {**quads, **arrays}, groups, constants)
 
 
 def _forward(site: ShaderSite) -> Sequence[Dispatch]:
     q, k, v, span = site.src[:4]
     (t, h, dv), (of_keys, of_values) = site.node.shape, (x.dtype for x in site.node.src[1:3])
     heads = {"q": q, "k": numbers(k, of_keys), "v": numbers(v, of_values), "o": site.out}
-    others = {"span": span, "lse": site.saved[0], **_extras(site, 4)}
-    return [_tiles(site, _forward_source(bands_of(dv)), heads, others, t, h)]
+    arrays = {"span": span, "lse": site.saved[0], **_extras(site, 4)}
+    return [_tiles(site, _forward_source(bands_of(dv)), heads, arrays, t, h)]
 
 
 def _scratch(node: Tensor, shaders: Shaders) -> int:
@@ -321,12 +321,12 @@ def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     extras = _extras(site, 7)
     of_sinks = {"sinks": extras.pop("sinks"), "lse": lse, "delta": delta}
     heads = {"q": q, "k": k, "v": v, "do": do}
-    others = {"span": span, "lse": lse, "delta": delta, **extras}
+    arrays = {"span": span, "lse": lse, "delta": delta, **extras}
     of_keys = {**heads, "dk": dk, "dv": dv}
     return [
         dispatch(_DELTAS, {"delta": site.scratch, "do": do, "o": o}, per_element(t * h), constants),
-        _tiles(site, _queries_source(bands[0]), {**heads, "dq": site.out}, others, t, h),
-        _tiles(site, _keys_source(*bands), of_keys, others, s, hk),
+        _tiles(site, _queries_source(bands[0]), {**heads, "dq": site.out}, arrays, t, h),
+        _tiles(site, _keys_source(*bands), of_keys, arrays, s, hk),
         *(dispatch(_SINKS, {"dsinks": sinks, **of_sinks}, h, constants) for sinks in dsinks),
     ]
 

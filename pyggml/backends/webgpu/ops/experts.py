@@ -120,13 +120,13 @@ def _product(site: ShaderSite, body: str, of_units: bool) -> Sequence[Dispatch]:
     functions, unit = _units(w.dtype)
     text, calls, total = _EXPERT + functions + body, [], site.node.n_elements
     groups = per_element(total // unit if of_units else total * _LANES)
-    for first, n, some in parts_of(w, site.src[0], site.shaders.limit):
+    for first, n, rows_of_w in parts_of(w, site.src[0], site.shaders.limit):
         constants = {
             "ROWS": ids.n_elements, "N": w.shape[1], "K": w.shape[2] // unit,
             "EXPERTS": w.shape[0], "FIRST": first, "HERE": n, "NO_EXPERT": no_expert,
             "SHARED": max(1, ids.n_elements // (x.shape[0] * x.shape[1])),
         }  # fmt: skip
-        matrix = numbers(some, w.dtype) if w.dtype in _PLAIN else some
+        matrix = numbers(rows_of_w, w.dtype) if w.dtype in _PLAIN else rows_of_w
         views = {"y": site.out, "w": matrix, "x": site.src[1], "ids": site.src[2], "fault": cell}
         calls.append(site.shaders.dispatch(text, views, groups, constants))
     return calls
@@ -194,8 +194,8 @@ def _add_id(site: ShaderSite) -> Sequence[Dispatch]:
 
 def _unread(node: Tensor) -> str | None:
     dtype = node.src[0].dtype
-    known = dtype.name in QUANTS
-    return None if known else f"{dtype} is unpacked by none of its shaders"
+    is_weight = dtype.name in QUANTS
+    return None if is_weight else f"{dtype} is unpacked by none of its shaders"
 
 
 declare("mul_mat_id", ShaderKernel(_forward, lacks=_unread, tiled=(0,)))

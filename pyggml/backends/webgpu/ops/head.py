@@ -47,11 +47,11 @@ def _sizes(node: Tensor, shaders: Shaders) -> tuple[int, int, int]:
     n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
     chunk = _chunk(node, shaders.limit)
     logits = round_up(F32.block_bytes * chunk * n_vocab, _LINE)
-    some = [p for m in (chunk, n_rows % chunk or chunk) for p in _products(node, m)]
+    products = [p for m in (chunk, n_rows % chunk or chunk) for p in _products(node, m)]
     return (
         logits,
         row_bytes(n_rows, node.src[2].n_elements // n_rows),
-        max(scratch_bytes(p, shaders) for p in some),
+        max(scratch_bytes(p, shaders) for p in products),
     )
 
 

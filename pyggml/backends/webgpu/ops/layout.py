@@ -118,11 +118,11 @@ def _copy_of(site: ShaderSite) -> Sequence[Dispatch]:
 
 def _copy_lacks(node: Tensor) -> str | None:
     (x,) = node.src
-    known: tuple[DType, ...] = (F32, F16, BF16)
+    floats: tuple[DType, ...] = (F32, F16, BF16)
     alike = x.dtype is node.dtype and x.dtype.block_bytes == WORD and not x.dtype.quantised
     return (
         None
-        if alike or (x.dtype in known and node.dtype in known)
+        if alike or (x.dtype in floats and node.dtype in floats)
         else f"{x.dtype} to {node.dtype}"
     )
 

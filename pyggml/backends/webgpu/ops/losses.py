@@ -56,12 +56,12 @@ def _rows(site: ShaderSite) -> Sequence[Dispatch]:
 def _of_labels(of: Formula, site: ShaderSite, out: BufferRange) -> list[Dispatch]:
     """The dispatches for a formula of the shares that the mask gives rows."""
     n_others, logits, shares = len(of.sources) - 1, _logits(site.node), _two_numbers(site)[0]
-    others, mask = site.src[:n_others], site.src[n_others:]
+    sources, mask = site.src[:n_others], site.src[n_others:]
     n_rows = prod(logits.shape[:-1])
     calls = [rows_dispatch(SHARE, site, [shares], mask, n_rows)] if mask else []
     if not mask:
         shares = site.constant(equal_shares(n_rows))
-    return [*calls, rows_dispatch(of, site, [out], [*others, shares], logits.shape[-1])]
+    return [*calls, rows_dispatch(of, site, [out], [*sources, shares], logits.shape[-1])]
 
 
 def _loss(site: ShaderSite) -> Sequence[Dispatch]:

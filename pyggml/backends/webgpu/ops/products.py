@@ -84,7 +84,7 @@ def multiply(
     if p.b.dtype is F32 and b.n_bytes <= shaders.limit:
         return _dense(p, c, a, b, scratch, shaders)
     if _is_dot(p):
-        return [_dots(part, c, a, some, shaders) for part, _, some in _parts(p, a, b, shaders)]
+        return [_dots(part, c, a, rows, shaders) for part, _, rows in _parts(p, a, b, shaders)]
     calls = []
     for part, of_a, of_b in _parts(p, a, b, shaders):
         if p.b.dtype is F32:
@@ -112,8 +112,8 @@ def scratch_bytes(p: ShaderProblem, shaders: Shaders) -> int:
     most = min(n_rows, _rows_at_once(p, shaders)) if is_packed else n_rows
     unpacked = round_up(_weight_bytes(shaders) * most * n_columns, _LINE) if is_packed else 0
     rest = n_rows % most or most if most else 0
-    some = (replace(p, n=n) if p.b.k == 1 else replace(p, k=n) for n in (most, rest))
-    return unpacked + max(_sums_bytes(part, shaders.limit) for part in some)
+    problems = (replace(p, n=n) if p.b.k == 1 else replace(p, k=n) for n in (most, rest))
+    return unpacked + max(_sums_bytes(part, shaders.limit) for part in problems)
 
 
 def _weight_bytes(shaders: Shaders) -> int:
@@ -139,12 +139,12 @@ def _parts(
     row_bytes, most = p.b.dtype.row_bytes(n_columns), _rows_at_once(p, shaders)
     for first in range(0, n_rows, most):
         rows = min(most, n_rows - first)
-        some = BufferRange(b.buffer, b.start + first * row_bytes, rows * row_bytes, b.kind)
+        rows_of_b = BufferRange(b.buffer, b.start + first * row_bytes, rows * row_bytes, b.kind)
         if p.b.k == 1:
-            yield replace(p, n=rows, c_first=p.c_first + first), a, some
+            yield replace(p, n=rows, c_first=p.c_first + first), a, rows_of_b
         else:
             here = BufferRange(a.buffer, a.start + 4 * first * p.a.k, a.n_bytes - 4 * first * p.a.k)
-            yield replace(p, k=rows, adds=p.adds or first > 0), here, some
+            yield replace(p, k=rows, adds=p.adds or first > 0), here, rows_of_b
 
 
 # -- shaders ------------------------------------------------------------------------------------

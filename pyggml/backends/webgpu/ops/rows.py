@@ -88,12 +88,12 @@ def _get_rows(site: ShaderSite) -> Sequence[Dispatch]:
     functions, put, unit = _unpack_functions(table.dtype)
     body = functions + whole(_GET.replace("PUT", put))
     total, calls = site.node.n_elements // unit, []
-    for first, rows, some in parts_of(table, site.src[0], site.shaders.limit):
+    for first, rows, rows_of_table in parts_of(table, site.src[0], site.shaders.limit):
         constants = _batches(tuple(batch), ids.shape) | {
             "TOTAL": total, "N": n // unit, "N_ROWS": n_rows, "NO_ROW": no_row,
             "FIRST_ROW": first, "ROWS_HERE": rows,
         }  # fmt: skip
-        w = numbers(some, table.dtype) if table.dtype in _PLAIN else some
+        w = numbers(rows_of_table, table.dtype) if table.dtype in _PLAIN else rows_of_table
         views = {"y": site.out, "w": w, "ids": site.src[1], "fault": cell}
         calls.append(site.shaders.dispatch(body, views, per_element(total), constants))
     return calls
@@ -101,8 +101,8 @@ def _get_rows(site: ShaderSite) -> Sequence[Dispatch]:
 
 def _unread(node: Tensor) -> str | None:
     dtype = node.src[0].dtype
-    known = dtype in _PLAIN or dtype.name in QUANTS
-    return None if known else f"{dtype} is unpacked by none of its shaders"
+    is_weight = dtype in _PLAIN or dtype.name in QUANTS
+    return None if is_weight else f"{dtype} is unpacked by none of its shaders"
 
 
 # -- get_rows_back ------------------------------------------------------------------------------

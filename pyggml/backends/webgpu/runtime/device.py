@@ -218,8 +218,8 @@ class WebGPUBackend(Backend):
         try:
             yield
         except wgpu.GPUOutOfMemoryError as error:
-            wanted = f": {n_bytes:,} bytes are wanted" if n_bytes else ""
-            raise DeviceError(f"{self.name} is out of memory{wanted}") from error
+            demand = f": {n_bytes:,} bytes are wanted" if n_bytes else ""
+            raise DeviceError(f"{self.name} is out of memory{demand}") from error
         except (wgpu.GPUError, RuntimeError) as error:
             said = _message_of(error)
             if "lost" in said:

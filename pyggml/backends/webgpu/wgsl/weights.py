@@ -235,6 +235,6 @@ def weight_source(name: str, part: int | None = None) -> str:
     decoder(block)
     lines = [_HELPERS, *(_table(i, table) for i, table in enumerate(block.tables))]
     lines += ["fn weights(at: u32, j: u32) -> vec4<f32> {", "    let lane = j & 31u;"]
-    *some, last = sorted(block.groups)
-    lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]('lane')}; }}" for i in some]
+    *firsts, last = sorted(block.groups)
+    lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]('lane')}; }}" for i in firsts]
     return "\n".join([*lines, f"    return {block.groups[last]('lane')};", "}"])

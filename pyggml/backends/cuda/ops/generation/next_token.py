@@ -126,8 +126,8 @@ def _launch(site: CudaSite, inputs: tuple[Any, ...] = ()) -> Call:
 
 
 def _inputs(site: CudaSite) -> tuple[Any, ...]:
-    _, _, *others = site.src
-    return site.out, *others
+    _, _, *inputs = site.src
+    return site.out, *inputs
 
 
 def _bind_advance(site: CudaSite) -> Call:

@@ -356,8 +356,8 @@ def _solve(x, a, b, n, m, transposed):
         for step in range(n):
             i = n - 1 - step if transposed else step
             rest = b[of_x + i * m]
-            for known in range(step):
-                t = n - 1 - known if transposed else known
+            for n_solved in range(step):
+                t = n - 1 - n_solved if transposed else n_solved
                 factor = a[of_a + t * n + i] if transposed else a[of_a + i * n + t]
                 rest -= factor * x[of_x + t * m]
             x[of_x + i * m] = rest / a[of_a + i * n + i]

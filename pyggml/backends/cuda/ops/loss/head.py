@@ -109,15 +109,15 @@ def _parts(node: Tensor, compute: Compute) -> tuple[int, int, int]:
 
 def _scratch(node: Tensor, compute: Compute) -> int:
     _, *chunks = _sizes(node)
-    kind, wanted = _kind(node, compute), 0
+    kind, of_products = _kind(node, compute), 0
     for n_rows in chunks:
         logits, back = _products(node, n_rows, kind, compute)
-        wanted = max(wanted, path_of(logits).scratch(logits))
+        of_products = max(of_products, path_of(logits).scratch(logits))
         if not _rounds(
             back
         ):  # else dz is rounded in its own memory, and w takes no more than above
-            wanted = max(wanted, path_of(back).scratch(back))
-    return sum(_parts(node, compute)) + wanted
+            of_products = max(of_products, path_of(back).scratch(back))
+    return sum(_parts(node, compute)) + of_products
 
 
 def _rounds(p: CudaProblem) -> bool:
@@ -230,10 +230,10 @@ def _samples_of(op: Op) -> Callable[[np.random.Generator], Iterator[Sample]]:
 
 
 def _with_lasting(op: Op) -> OwnOp:
-    def spec(h: Tensor, w: Tensor, *others: Tensor, **params: Any) -> Spec:
+    def spec(h: Tensor, w: Tensor, *sources: Tensor, **params: Any) -> Spec:
         if w.dtype in (F32, BF16):
             raise ShapeError(f"{op.name}_unpacked: w is {w!r}, of which nothing is unpacked")
-        return op.spec(h, w, *others, **params)
+        return op.spec(h, w, *sources, **params)
 
     def results(*arrays: np.ndarray, **params: Any) -> Iterator[np.ndarray]:
         yield op.ref(*arrays, **params)

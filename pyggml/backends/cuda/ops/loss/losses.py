@@ -60,12 +60,12 @@ def _halves(scratch: Any) -> tuple[Any, Any]:
 def _of_labels(of: Formula, site: CudaSite, out: Any) -> list[Call]:
     """The calls for a formula of the shares that the mask gives rows."""
     n_others, shares = len(of.sources) - 1, _halves(site.scratch)[0]
-    others, mask = site.src[:n_others], site.src[n_others:]
+    sources, mask = site.src[:n_others], site.src[n_others:]
     calls = [rows_call(SHARE, site, shares.size, [shares], mask)] if mask else []
     if not mask:
         shares = site.constant(equal_shares(shares.size))
     n = site.node.src[n_others - 1].shape[-1]
-    return [*calls, rows_call(of, site, n, [out], [*others, shares])]
+    return [*calls, rows_call(of, site, n, [out], [*sources, shares])]
 
 
 def _loss(site: CudaSite) -> Call:
@@ -152,10 +152,10 @@ def _losses_of_targets(site: CudaSite, z: Any, targets: Any, weights: Any) -> tu
 
 def _gradients_of_targets(site: CudaSite, ends: Any) -> Call:
     n_rows, n = site.node.shape
-    d, z, *others = site.src
+    d, z, *sources = site.src
     in_fours = n % _EACH == 0 and vectorizable(site.out, z)
     run = _target_gradients(in_fours, site.out.dtype == BF16.numpy)
-    return per_row(run, n_rows, n, site.stream, site.out, d, ends, z, *others, n)
+    return per_row(run, n_rows, n, site.stream, site.out, d, ends, z, *sources, n)
 
 
 def _rows(site: CudaSite) -> Call:

@@ -160,12 +160,12 @@ def _turn_norm_back(
     return follower(turn_norm_back)
 
 
-def _are_whole(norm: Tensor, rope: Tensor, *others: Tensor) -> bool:
+def _are_whole(norm: Tensor, rope: Tensor, *arrays: Tensor) -> bool:
     """Whether all pairs of heads of 128 are turned, and all sources lie well."""
     table = rope.src[1]
     whole = rope.params["neox"] and not rope.params["offset"] and table.shape[2] == PAIRS
     is_head = rope.shape[-1] == norm.shape[-1] == HEAD
-    return HAS_PTX and whole and is_head and lies_in_fours(table, *others)
+    return HAS_PTX and whole and is_head and lies_in_fours(table, *arrays)
 
 
 def _norms_first(m: Match, compute: Compute) -> bool:
