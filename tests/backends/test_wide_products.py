@@ -92,6 +92,25 @@ def test_what_is_rounded_where_it_is_read_is_bfloat16():
             assert all(wide.nodes.index(r) <= loss for r in wide.nodes if t in r.src)
 
 
+def test_gradients_that_take_in_a_formula_stay_apart():
+    """As where a unit's gradients are not one kernel: its value is read by others too."""
+    from pyggml.backends.cuda.rewrites import LORA
+    from pyggml.backward import training_graph
+    from pyggml.look.gradients import loss_graph
+    from pyggml.models.low_rank import tensors_of_adapters
+
+    model = pyggml.load(GOLDEN / "llama-Q8_0.gguf", compute="bf16")
+    model = attach(model, LoraConfig(rank=4, alpha=6.0)).model
+    parameters = tensors_of_adapters(model.adapters)
+    graph = training_graph(loss_graph(model, np.arange(17), parameters=parameters), parameters)
+    for rewrite in LORA:
+        graph = rewrite(graph)
+    taken_in = [t for t in graph.nodes if t.params.get("formula", "").startswith("swiglu")]
+    assert "wide_gradient" in {t.op.name for t in taken_in}
+    joined = [t for t in graph.nodes if t.op.name == "wide_gradient" and len(t.src) == 6]
+    assert joined, "of q, k and v"
+
+
 def test_a_large_up_is_computed_again_for_its_gradients(monkeypatch):
     from pyggml.backends.cuda.rewrites import gated_gradients as join
 

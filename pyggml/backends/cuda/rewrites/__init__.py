@@ -86,8 +86,8 @@ LORA: tuple[Callable[[Graph], Graph], ...] = (
     with_wide_products,
     partial(by_table, table=[GATED]),
     partial(by_table, table=EXPERT_UNITS),
-    with_joined_backs,
     partial(by_table, table=[FORMULA]),
+    with_joined_backs,
     narrow,
 )
 
