@@ -19,7 +19,7 @@ from pyggml.graph.dtypes import BF16, F16, F32, dtype
 from pyggml.graph.op import Memory
 from pyggml.graph.tensor import as_leaf, leaf, zeros
 from pyggml.look.check import in_float64
-from pyggml.ops import OPS, set_rows
+from pyggml.ops import OPS, repeat_back, set_rows
 from pyggml.quants import dequantize
 from pyggml.runtime import Devices, results
 
@@ -173,3 +173,14 @@ def test_every_op_has_a_kernel():
     joint |= {"linear_cross_entropy_back_w", "rescale_back_linear_cross_entropy"}
     joint |= {"rescale_back_out_prod_id"}
     assert set(kernels()) == set(OPS) - views - joint
+
+
+@pytest.mark.parametrize(
+    ("shape", "small"), [((64, 8, 4), (1, 1, 4)), ((2, 300, 3), (2, 1, 3)), ((64, 8, 1), (1, 1, 1))]
+)
+def test_long_sums_over_axes_that_follow_each_other(shape, small):
+    """Added up in parts, as a router's gradients are: a thread alone would take milliseconds."""
+    x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    (found,) = results(Graph.of(repeat_back(leaf(x), small)), Devices([open_cuda(0, "f32"), CPU()]))
+    wanted = x.astype(float).sum(tuple(i for i, n in enumerate(small) if n != shape[i]))
+    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, atol=2e-4)

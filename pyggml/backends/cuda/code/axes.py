@@ -30,11 +30,13 @@ def along_one_axis(large: Shape, small: Shape) -> tuple[np.uint32, np.uint32] | 
     often, each beside itself; None if it is not, or too large for 32 bits."""
     both = tuple(zip(sizes(large), sizes(small), strict=True))
     axes = [i for i, (one, other) in enumerate(both) if one != other]
-    if len(axes) != 1 or not 0 < prod(large) < 1 << 31:
+    if not axes or not 0 < prod(large) < 1 << 31:
         return None
-    (axis,) = axes
-    n, times = prod(int(m) for _, m in both[axis:]), both[axis][0] // both[axis][1]
-    return np.uint32(n), np.uint32(times)
+    repeated = both[axes[0] : axes[-1] + 1]
+    if len(axes) > 1 and any(m != 1 for _, m in repeated):
+        return None
+    n = prod(int(m) for _, m in both[axes[0] :])
+    return np.uint32(n), np.uint32(prod(int(k) // int(m) for k, m in repeated))
 
 
 @device

@@ -1,6 +1,7 @@
 """Copies without gaps, of another type, into a range, as tiles; windows; triangular matrices."""
 
 from collections.abc import Callable
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.reduce import row_sums
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element, per_result
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -191,6 +192,9 @@ def _bind_fill(site: CudaSite) -> Call:
     return fill(site, *site.scalars)
 
 
+_LONG_SUM, _FEW_SUMS = 256, 1 << 15
+
+
 # -- repeat, repeat_back ------------------------------------------------------------------------
 
 
@@ -251,13 +255,36 @@ def _sums_of_runs(out: Any, x: Any, runs: tuple[np.uint32, np.uint32], stream: A
     return per_element(_add_runs, out.size, stream, out, x, n, times)
 
 
+def _parts(runs: tuple[np.uint32, np.uint32], n_sums: int) -> int:
+    """Parts of long sums, each of which is added up by itself where there are few sums: a thread
+    alone would take a millisecond for a few thousand numbers."""
+    times = int(runs[1])
+    if times < _LONG_SUM or n_sums > _FEW_SUMS or runs[0] == 1:
+        return 1
+    return max(n for n in range(1, isqrt(times) + 1) if times % n == 0)
+
+
+def _tiles_back_scratch(node: Tensor, _compute: Compute) -> int:
+    runs = along_one_axis(node.src[0].shape, node.shape)
+    n_parts = 1 if runs is None else _parts(runs, node.n_elements)
+    return F32.block_bytes * n_parts * node.n_elements if n_parts > 1 else 0
+
+
 def _tiles_back(site: CudaSite) -> Call:
     (x,) = site.node.src
     runs = along_one_axis(x.shape, site.node.shape)
     if runs is not None and runs[0] == 1:
         return row_sums(site.out, site.src[0], int(runs[1]), site.stream)
     if runs is not None:
-        return _sums_of_runs(site.out, site.src[0], runs, site.stream)
+        n_parts = _parts(runs, site.out.size)
+        if n_parts == 1:
+            return _sums_of_runs(site.out, site.src[0], runs, site.stream)
+        (n, times), sums = runs, site.scratch.view(np.float32)[: n_parts * site.out.size]
+        first, last = (n, np.uint32(times // n_parts)), (n, np.uint32(n_parts))
+        return in_turn(
+            _sums_of_runs(sums, site.src[0], first, site.stream),
+            _sums_of_runs(site.out, sums, last, site.stream),
+        )
     shape, small, step = sizes(x.shape), sizes(site.node.shape), steps_of(_elements(x))
     tile_steps = tuple(np.int64(s * n) for s, n in zip(step, small, strict=True))
     times = tuple(np.int64(n // m) if m else np.int64(1) for n, m in zip(shape, small, strict=True))
@@ -273,7 +300,7 @@ declare("concat", CudaKernel(_concat, _quantised_refusal))
 declare("narrow_back", CudaKernel(_narrow_back))
 declare("fill", CudaKernel(_bind_fill))
 declare("repeat", CudaKernel(_tiles, _not_plain))
-declare("repeat_back", CudaKernel(_tiles_back))
+declare("repeat_back", CudaKernel(_tiles_back, scratch=_tiles_back_scratch))
 
 
 # -- windows of a tensor: numbers written into one, added to one ----------------------------------
