@@ -76,6 +76,29 @@ def exchange_if(typing: Any, i: Any, old: Any, value: Any) -> Any:
 
 
 @intrinsic
+def add_at(typing: Any, address: Any, value: Any) -> Any:
+    """Add to the word at an address, of any memory; what it was before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        there = builder.inttoptr(arguments[0], I64.as_pointer())
+        return builder.atomic_rmw("add", there, arguments[1], _ORDER)
+
+    return types.int64(types.intp, types.int64), codegen
+
+
+@intrinsic
+def exchange_at(typing: Any, address: Any, old: Any, value: Any) -> Any:
+    """`exchange_if` of the word at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, old, value = arguments
+        there = builder.inttoptr(address, I64.as_pointer())
+        return builder.extract_value(builder.cmpxchg(there, old, value, _ORDER, _ORDER), 0)
+
+    return types.int64(types.intp, types.int64, types.int64), codegen
+
+
+@intrinsic
 def pause(typing: Any) -> Any:
     """Let a core that waits for another's write take a breath, 5 to 50 ns."""
 

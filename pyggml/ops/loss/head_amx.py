@@ -9,8 +9,10 @@ Loss and gradient follow as in pyggml.ops.loss.head_slices. Where a target's p i
 e^(z − m) to bfloat16 would cost more than p − 1 is. So o leaves the targets out, and their terms
 are added at the end in float32.
 
-A task takes a part of the vocabulary, a block of W's rows at a time. A block is unpacked once, for
-logits and gradient, and met by all positions, SIDE at a time. The parts are added up at the end.
+A cell is a part of the vocabulary and a share of the positions. It is computed a block of W's rows
+at a time. A block is unpacked once, for logits and gradient, and met by the positions, SIDE at a
+time. The parts are added up at the end. A task takes one of the LEGS of a cell's blocks, of the
+cell that has come least far: no thread is held up by a slow one, which in the end has fewer legs.
 """
 
 from typing import NamedTuple
@@ -20,7 +22,19 @@ import numpy as np
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
 from pyggml.jit import kernel
-from pyggml.jit.frames import Bool, Floats1, Floats2, Floats3, Frame, Int, Ints2, Shorts1, Shorts3
+from pyggml.jit.atomics import add_at, exchange_at, pause
+from pyggml.jit.frames import (
+    Bool,
+    Floats1,
+    Floats2,
+    Floats3,
+    Frame,
+    Int,
+    Ints2,
+    Longs2,
+    Shorts1,
+    Shorts3,
+)
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.scratch import Array, Scratch, per_thread
 from pyggml.jit.simd import exp32, fill
@@ -58,6 +72,7 @@ from pyggml.sizes import round_up
 
 _LEAST = np.float32(np.finfo(np.float32).tiny)  # that `rest` is taken to be
 PARTS = 8  # of the vocabulary: a number of sums of o that does not depend on the threads
+LEGS = 8  # of a cell, one after the other
 # A block's panels, for logits and gradient, stay in the second cache; the more rows it has, the
 # less often o is met.
 FEWEST_ROWS, MOST_ROWS, BLOCK_BYTES = 128, 256, 1 << 20
@@ -75,7 +90,8 @@ class HeadTiles(Frame):
     n_vocab: Int
     block: Int  # rows of W
     gradient: Bool
-    n_shares: Int  # of the positions; a task has one, of one part
+    n_shares: Int  # of the positions
+    legs: Longs2  # of each cell, in a line: 2 for each leg that is done, 1 while a thread is at one
     packed_h: Shorts1
     target_logits: Floats2
     # of each part
@@ -96,7 +112,9 @@ class HeadTiles(Frame):
 
 @task_code(HeadTiles)
 def _pack_task(f, task, thread):
-    """A group of SIDE positions."""
+    """A group of SIDE positions. Legs begin anew."""
+    if task == 0:
+        f.legs[:] = 0
     pack_group(f.packed_h, f.h, f.k, f.n, f.k, task, f.numbers[thread])
 
 
@@ -137,24 +155,41 @@ def _meet_group(f, part, group, v, n, thread):
             micro_product(to, rows_of(p), b, (n + STEP - 1) // STEP, True)
 
 
+@kernel
+def _take_leg(f):
+    """The cell that has come least far, of those no thread is at; its next leg. There is one, or
+    will be: tasks are as many as legs."""
+    while True:
+        cell, done = -1, 2 * LEGS
+        for i in range(f.legs.shape[0]):
+            now = add_at(f.legs[i].ctypes.data, 0)
+            if now < done and now % 2 == 0:
+                cell, done = i, now
+        if cell >= 0 and exchange_at(f.legs[cell].ctypes.data, done, done + 1) == done:
+            return cell, done // 2
+        pause()
+
+
 @task_code(HeadTiles)
-def _part_task(f, task, thread):
-    """A part of the vocabulary and a share of the positions."""
-    part, n_groups = task // f.n_shares, (f.n + SIDE - 1) // SIDE
-    groups = split(n_groups, f.n_shares, task % f.n_shares)
+def _leg_task(f, task, thread):
+    cell, leg = _take_leg(f)
+    part, n_groups = cell // f.n_shares, (f.n + SIDE - 1) // SIDE
+    groups = split(n_groups, f.n_shares, cell % f.n_shares)
     n_blocks = (f.n_vocab + f.block - 1) // f.block
     blocks = split(n_blocks, f.m.shape[0], part)
-    for t in range(groups[0] * SIDE, groups[1] * SIDE):
+    some = split(blocks[1] - blocks[0], LEGS, leg)
+    for t in range(groups[0] * SIDE, groups[1] * SIDE if leg == 0 else 0):
         f.m[part, t], f.rest[part, t] = MASKED, ZERO
         fill(f.o[part, t], ZERO)
     configure()
-    for v in range(blocks[0] * f.block, blocks[1] * f.block, f.block):
+    for v in range((blocks[0] + some[0]) * f.block, (blocks[0] + some[1]) * f.block, f.block):
         n = min(f.block, f.n_vocab - v)
         w, transposed, pairs = rows_from(f.w, v), f.transposed[thread], f.pairs[thread]
         unpack_panels(f, thread, transposed, pairs, w, n, f.k, f.gradient)
         for group in range(groups[0], groups[1]):
             _meet_group(f, part, group, v, n, thread)
     release()
+    add_at(f.legs[cell].ctypes.data, 1)
 
 
 class HeadSums(Frame):
@@ -287,13 +322,14 @@ def call(
     n_groups, (n_parts, _) = -(-n // SIDE), scratch["m"].shape
     n_shares = min(n_groups, -(-2 * len(scratch["numbers"]) // n_parts))
     tiled, rounds = matrix(w.data, w.dtype, k)
+    legs = np.zeros((n_parts * n_shares, LINE // 8), np.int64)
     f = HeadTiles(
-        h=h.reshape(-1), n=n, k=k, w=tiled, rounds=rounds, n_vocab=n_vocab,
+        h=h.reshape(-1), n=n, k=k, legs=legs, w=tiled, rounds=rounds, n_vocab=n_vocab,
         block=_block(n_vocab, k), gradient=gradient, n_shares=n_shares, targets=goals.targets,
         **scratch,
     )  # fmt: skip
     exact = block_matrix(w.data, w.dtype, UNPACK[w.dtype.name].address)
     shared = {name: scratch[name] for name in scratch if name in HeadSums.fields}
     sums = HeadSums(w=exact, gradient=gradient, **goals._asdict(), **results._asdict(), **shared)
-    parts = stage(_part_task, f, n_parts * n_shares)
+    parts = stage(_leg_task, f, len(legs) * LEGS)
     return Call(launch, stage(_pack_task, f, n_groups), parts, stage(_sum_task, sums, n))
