@@ -78,6 +78,7 @@ SHARED = (
     "kernels/gemm/row_plan.py",
     "kernels/gemm/lane_dots.py",
     "kernels/gemm/frames.py",
+    "kernels/gemm/teams.py",
     "kernels/gemm/bfloat16.py",
     "kernels/gemm/tile.py",
     "kernels/gemm/microkernel.py",

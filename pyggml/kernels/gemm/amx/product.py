@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Bool, Floats2, Floats3, Int, Shorts1, Shorts3
+from pyggml.jit.frames import Bool, Floats2, Floats3, Shorts1, Shorts3
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, of_threads, pieces, stage, task_code, whole
 from pyggml.kernels.gemm.amx.rows import (
@@ -47,24 +47,23 @@ from pyggml.kernels.gemm.beside import (
     scratch_of,
     take_columns,
 )
-from pyggml.kernels.gemm.frames import Product, columns_from, rows_from, shares
-from pyggml.kernels.gemm.panels import rounded_up, split
+from pyggml.kernels.gemm.frames import Product, columns_from, rows_from
+from pyggml.kernels.gemm.panels import rounded_up
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
+from pyggml.kernels.gemm.teams import Team, is_wanted, take_group, team_arrays, team_of, teams
 
 # Columns of a task, and numbers of k in one of its passes: so much of B stays in the second cache.
 # C is read and written once a pass. Backward, columns are a multiple of every block length, as are
 # the pieces of W's rows that are unpacked at a time.
 FORWARD_COLUMNS, FORWARD_DEPTH = 128, 3072
 BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
-UNPACKING = 36  # rows of A take as long as to unpack the weights (Q4_K on a Xeon: 7 % of 512)
 _WT_ALONE = np.bool_(False)
 
 
-class TileProduct(Product, Beside):
-    """Tasks multiply some columns of B with a share of A's groups of SIDE rows."""
+class TileProduct(Product, Team, Beside):
+    """Tasks multiply some columns of B with groups of SIDE rows of A."""
 
     packed_a: Shorts1  # rows of bfloat16
-    n_shares: Int
     rounds: Bool  # whether W's unpacker writes bfloat16
     # of each thread
     rows: Shorts3  # of W, as bfloat16
@@ -75,8 +74,16 @@ class TileProduct(Product, Beside):
 
 @task_code(TileProduct)
 def _pack_task(f, task, thread):
-    """A group of SIDE rows of A."""
+    """A group of SIDE rows of A; the first one lets teams begin."""
+    if task == 0:
+        f.taken[:] = 0
     pack_group(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
+
+
+@task_code(TileProduct)
+def _begin_task(f, task, thread):
+    """The same where A is packed."""
+    f.taken[:] = 0
 
 
 # -- B's panels -----------------------------------------------------------------------------------
@@ -95,14 +102,15 @@ def _paired_panels(f, thread, w, n_rows, n_columns):
 
 
 @kernel
-def _multiply(f, thread, groups, columns, k0, k):
-    """C[:, columns] (+)= A[:, k0 : k0 + k] · B, for groups of SIDE rows."""
+def _multiply(f, task, thread, columns, k0, k):
+    """C[:, columns] (+)= A[:, k0 : k0 + k] · B, for the groups of SIDE rows that the task gets."""
     c, lda, steps = f.c, 2 * leading(f.k), (k + STEP - 1) // STEP
     panels, edge = f.panels[thread], f.edge[thread]
     added = f.accumulate or f.begins or k0 > 0
     if k0 == 0:
         take_columns(f, thread, columns)
-    for g in range(groups[0], groups[1]):
+    i, g = 0, take_group(f, task, thread, 0, k0 == 0)
+    while g >= 0:
         a = RowAddress(f.packed_a.ctypes.data + g * SIDE * lda + 2 * k0, lda)
         n_rows = min(SIDE, f.m - g * SIDE)
         rows = g * SIDE, g * SIDE + n_rows
@@ -118,6 +126,8 @@ def _multiply(f, thread, groups, columns, k0, k):
                 _put_edge(c, start, f.n, edge, n_rows, n, added)
         if k0 + k == f.k:
             finish(f, thread, rows, columns)
+        i += 1
+        g = take_group(f, task, thread, i, k0 == 0)
 
 
 @kernel
@@ -130,35 +140,34 @@ def _put_edge(c, start, ldc, edge, n_rows, n_columns, added):
 
 
 @kernel
-def _share_of(f, task, n_columns):
-    """A task's columns, and its groups of rows: first, past the last."""
-    first, n_groups = task // f.n_shares * n_columns, (f.m + SIDE - 1) // SIDE
-    columns = first, min(first + n_columns, f.n)
-    return columns, split(n_groups, f.n_shares, task % f.n_shares)
+def _columns_of(f, task, n_columns):
+    """A task's columns: the first, and the one past the last; none if nothing is left of them."""
+    first = team_of(f, task) * n_columns
+    return first, min(first + n_columns, f.n) if is_wanted(f, task) else first
 
 
 @task_code(TileProduct)
 def _forward_task(f, task, thread):
-    columns, groups = _share_of(f, task, FORWARD_COLUMNS)
+    columns = _columns_of(f, task, FORWARD_COLUMNS)
     here, n = rows_from(f.w, columns[0]), columns[1] - columns[0]
     configure()
-    for k0 in range(0, f.k, FORWARD_DEPTH):
+    for k0 in range(0, f.k if n else 0, FORWARD_DEPTH):
         k = min(FORWARD_DEPTH, f.k - k0)
         panels = f.panels[thread]
         unpack_panels(f, thread, panels, panels, columns_from(here, k0), n, k, _WT_ALONE)
-        _multiply(f, thread, groups, columns, k0, k)
+        _multiply(f, task, thread, columns, k0, k)
     release()
 
 
 @task_code(TileProduct)
 def _backward_task(f, task, thread):
-    columns, groups = _share_of(f, task, BACKWARD_COLUMNS)
+    columns = _columns_of(f, task, BACKWARD_COLUMNS)
     here, n = columns_from(f.w, columns[0]), columns[1] - columns[0]
     configure()
-    for k0 in range(0, f.k, BACKWARD_DEPTH):
+    for k0 in range(0, f.k if n else 0, BACKWARD_DEPTH):
         k = min(BACKWARD_DEPTH, f.k - k0)
         _paired_panels(f, thread, rows_from(here, k0), k, n)
-        _multiply(f, thread, groups, columns, k0, k)
+        _multiply(f, task, thread, columns, k0, k)
     release()
 
 
@@ -167,21 +176,21 @@ def _backward_task(f, task, thread):
 
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     columns, _, code = _cut(p)
-    n_tasks, n_groups = -(-p.n // columns), -(-p.m // SIDE)
-    n_shares = shares(p, SIDE, n_tasks, len(scratch["panels"]), UNPACKING)
+    n_groups = -(-p.m // SIDE)
+    team, n_tasks = teams(-(-p.n // columns), n_groups, len(scratch["panels"]))
     w, rounds = matrix(o.b, p.weight_type, p.row)
     f = TileProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, n_shares=n_shares, rounds=rounds, **fields_of(p, o, scratch),
+        accumulate=o.accumulate, rounds=rounds, **team, **fields_of(p, o, scratch),
     )  # fmt: skip
     packed = scratch.pop("packed_a")
-    own = of_threads(scratch)
-    c, n_tasks = whole(f.values["c"], False), n_tasks * n_shares
-    multiply = stage(code, f, n_tasks, c, whole(o.b), whole(packed), *besides(f), *own)
+    taken, own = whole(scratch.pop("taken"), False), of_threads(scratch)
+    c = whole(f.values["c"], False)
+    multiply = stage(code, f, n_tasks, c, whole(o.b), whole(packed), *besides(f), taken, *own)
     if o.packing is not None and o.packing.done:
-        return Call(launch, multiply)
+        return Call(launch, stage(_begin_task, f, 1, taken), multiply)
     a, rows = pieces(f.values["a"], SIDE * o.lda, True), pieces(packed, SIDE * leading(p.k))
-    return Call(launch, stage(_pack_task, f, n_groups, a, rows, *own), multiply)
+    return Call(launch, stage(_pack_task, f, n_groups, a, rows, taken, *own), multiply)
 
 
 def _cut(p: Problem) -> tuple[int, int, Code]:
@@ -199,6 +208,7 @@ def _layout(p: Problem) -> Layout:
         numbers=per_thread(PIECE),
         panels=per_thread(columns // SIDE, panel_bytes(depth) // 2, dtype=np.uint16),
         edge=per_thread(SIDE, SIDE),
+        **team_arrays(-(-p.n // columns), -(-p.m // SIDE)),
         **scratch_of(p, columns),
     )
 
