@@ -14,9 +14,10 @@ thread than on one alone (clocks, units of a core that two threads use): all tas
 Of more threads a region costs more by the logarithm, as they wake each other along a tree, and the
 slowdown is the last one measured. Memory and caches that are shared only `beside_others` knows.
 
-Up to the cores of this machine the step is also timed, and foretold a second time from tasks that
-are recorded while each other core runs the same step in a process of its own, so that they share
-what threads would. There the medians count.
+The step is foretold a second time from tasks that are recorded while each other thread's core, or
+each that this machine has, runs the same step in a process of its own: so tasks share what threads
+would, the clock, units of a core, caches and memory. There the medians count. Up to the cores of
+this machine the step is also timed.
 
 Prints a JSON line: for each number of threads what a region costs (`region_us`), the `slowdown`,
 the foretold seconds (`foretold`, `beside_others`), those measured (the shortest and the median),
@@ -341,9 +342,9 @@ class Processes:
             raise SystemExit(process.returncode)
         return dict(json.loads(text))
 
-    def beside_others(self, n: int, region_us: float) -> dict[str, Any]:
-        """The forecast while n − 1 others are busy."""
-        others = [self.start("keep_busy", n) for _ in range(n - 1)]
+    def beside_others(self, n: int, region_us: float, n_busy: int) -> dict[str, Any]:
+        """The forecast for n threads while so many others are busy."""
+        others = [self.start("keep_busy", n) for _ in range(n_busy)]
         try:
             for other in others:
                 assert other.stdout is not None
@@ -382,8 +383,9 @@ def main() -> None:
             region = result[n]["region_us"]
             result[n] |= processes.result("foretell", n, region)
             result[n]["foretold"] = round(result[n]["foretold"] * result[n]["slowdown"], 4)
+            result[n] |= processes.beside_others(n, region, min(n, n_cores) - 1)
             if n <= n_cores:
-                result[n] |= processes.result("measure", n) | processes.beside_others(n, region)
+                result[n] |= processes.result("measure", n)
     name = Path(options.model).name
     print(json.dumps({"benchmark": "schedule", "model": name, **about("numba"), "threads": result}))
 
