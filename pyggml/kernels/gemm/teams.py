@@ -9,6 +9,8 @@ task's alone.
     tasks    0 1 2 3  4 6  5 7    and 8, 9 for those who are done early
 """
 
+from typing import Any
+
 import numpy as np
 
 from pyggml.jit import kernel
@@ -68,7 +70,7 @@ def team_arrays(n_columns: int, n_groups: int) -> dict[str, Array]:
     }
 
 
-def teams(n_columns: int, n_groups: int, n_threads: int) -> tuple[dict[str, int], int]:
+def teams(n_columns: int, n_groups: int, n_threads: int) -> tuple[dict[str, Any], int]:
     """The other fields of Team, for so many tasks' columns; the number of tasks."""
     n_shared = n_columns % n_threads or min(n_columns, n_threads)
     n_members = min(-(-n_threads // n_shared), n_groups)

@@ -4,8 +4,9 @@ forward    y  = x · Wᵀ     16 rows of W at a time: their pairs are transposed
 backward   dx = dy · W     two rows of W at a time: they are shuffled into B's pairs
 
 A is rounded once, row by row: so tiles take it. A task unpacks some columns of B, a part of k at a
-time, and multiplies all tokens of its share with it. Every sum runs in an order that depends on the
-shapes only, so that threads do not change it.
+time, and multiplies with them those groups of A's rows that its team has left
+(pyggml.kernels.gemm.teams). Every sum runs in an order that depends on the shapes only, so that
+threads do not change it.
 """
 
 import numpy as np
