@@ -132,8 +132,9 @@ def of_pyggml(s: Shape, options: argparse.Namespace) -> Side:
     trained = train_tensors(model, ["*"], in_halves)
     p, n_tokens, devices = trained.parameters, s.batch * s.n_ctx, model.devices
     passes = Passes(trained.model, p, n_tokens, s.n_ctx)
-    devices.hold(*p.trained_leaves, *chain(*p.buffers.values()))
     optimiser = OPTIMISERS[name](p, TrainConfig(optimiser=name), devices)
+    optimiser.bind()  # moments of single tensors are leaves since then, which the device holds too
+    devices.hold(*p.trained_leaves, *chain(*p.buffers.values()), *p.own_leaves.values())
     gradient = StepGradient(p, devices, ALONE)
     batch, done = random_batch(s.batch, s.n_ctx, s.n_vocab), [0]
 
