@@ -18,12 +18,14 @@ from pyggml.backends.cuda.runtime.simulator import on_card
 # A row has: handle of a file, below 0 for none; first byte in the file, or address; address on the
 # card; bytes. One half of the memory is filled while the other is copied.
 _CODE = """
-define i64 @send(ptr %rows, i64 %n_rows, i64 %turn, i64 %memory, i64 %half, i64 %stream) {{
+define i64 @send(ptr %rows, i64 %n_rows, i64 %turn, i64 %memory, i64 %half, i64 %stream,
+                 ptr %events) {{
 entry:
   %read = inttoptr i64 {read} to ptr
   %move = inttoptr i64 {move} to ptr
   %copy = inttoptr i64 {copy} to ptr
   %wait = inttoptr i64 {wait} to ptr
+  %mark = inttoptr i64 {mark} to ptr
   br label %next
 next:
   %i = phi i64 [ 0, %entry ], [ %i_next, %sent ]
@@ -42,13 +44,19 @@ row:
   %is_second = and i64 %turns, 1
   %offset = mul i64 %is_second, %half
   %at = add i64 %memory, %offset
+  %event_field = getelementptr i64, ptr %events, i64 %is_second
+  %event = load i64, ptr %event_field
+  %waited = call i32 %wait(i64 %event)
+  %is_free = icmp eq i32 %waited, 0
+  br i1 %is_free, label %free, label %refused
+free:
   %is_memory = icmp slt i64 %handle, 0
   br i1 %is_memory, label %from_memory, label %from_file
 from_memory:
   %moved = call i64 %move(i64 %at, i64 %start, i64 %n)
   br label %filled
 from_file:
-  %done = phi i64 [ 0, %row ], [ %done_next, %more ]
+  %done = phi i64 [ 0, %free ], [ %done_next, %more ]
   %left = sub i64 %n, %done
   %is_filled = icmp eq i64 %left, 0
   br i1 %is_filled, label %filled, label %fill
@@ -66,59 +74,53 @@ short:
   %error = sub i64 %n_read, 1
   ret i64 %error
 filled:
-  %waited = call i32 %wait(i64 %stream)
-  %is_free = icmp eq i32 %waited, 0
-  br i1 %is_free, label %give, label %refused
-give:
   %given = call i32 %copy(i64 %target, i64 %at, i64 %n, i64 %stream)
   %is_given = icmp eq i32 %given, 0
-  br i1 %is_given, label %sent, label %refused
+  br i1 %is_given, label %given_it, label %refused
+given_it:
+  %marked = call i32 %mark(i64 %event, i64 %stream)
+  %is_marked = icmp eq i32 %marked, 0
+  br i1 %is_marked, label %sent, label %refused
 sent:
   %i_next = add i64 %i, 1
   br label %next
 refused:
-  %code = phi i32 [ %waited, %filled ], [ %given, %give ]
+  %code = phi i32 [ %waited, %row ], [ %given, %filled ], [ %marked, %given_it ]
   %as_long = zext i32 %code to i64
   ret i64 %as_long
 end:
-  %is_last = icmp eq i64 %n_rows, 0
-  br i1 %is_last, label %drain, label %leave
-leave:
   ret i64 0
-drain:
-  %last = call i32 %wait(i64 %stream)
-  %last_as_long = zext i32 %last to i64
-  ret i64 %last_as_long
 }}
 """
 READS_FILES = sys.platform.startswith("linux")
 
 
-def send(rows: np.ndarray, turn: int, memory: np.ndarray, stream: int) -> int:
-    """Copy pieces to the current card, one after the other. The last may still be under way; a call
-    without pieces waits for it.
+def send(rows: np.ndarray, turn: int, memory: np.ndarray, stream: int, events: np.ndarray) -> int:
+    """Begin to copy pieces to the current card, one after the other.
 
     rows: int64 (n, 4), as above; turn: how many pieces went through this memory before; memory:
-    page-locked, twice the largest piece. Returns 0, what a call of the driver returned instead, or
-    a number below 0 if a file ends before its piece does.
+    page-locked, twice the largest piece; events: int64 (2,), handles of those that mark when each
+    half is copied. Returns 0, what a call of the driver returned instead, or a number below 0 if a
+    file ends before its piece does.
     """
     place, half = memory.ctypes.data, memory.nbytes // 2
-    return int(_loop()(rows.ctypes.data, len(rows), turn, place, half, stream))
+    arrays = rows.ctypes.data, events.ctypes.data
+    return int(_loop()(arrays[0], len(rows), turn, place, half, stream, arrays[1]))
 
 
 @cache
 def _loop() -> Callable[..., int]:
-    copy, wait = _driver_calls()
+    copy, wait, mark = _driver_calls()
     read = ctypes.CDLL(None).pread if READS_FILES else 0
     move = ctypes.memmove
-    names = {"read": read, "move": move, "copy": copy, "wait": wait}
+    names = {"read": read, "move": move, "copy": copy, "wait": wait, "mark": mark}
     code = _CODE.format(**{name: _address(f) for name, f in names.items()})
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
     engine.finalize_object()
-    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 5)
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p)
     loop: Any = kind(engine.get_function_address("send"))
     loop.kept = engine, names
     return loop
@@ -129,10 +131,10 @@ def _address(function: Any) -> int:
 
 
 @on_card
-def _driver_calls() -> tuple[Any, Any]:
-    """The driver's copy to a card, and its wait for a stream."""
+def _driver_calls() -> tuple[Any, Any, Any]:
+    """The driver's copy to a card, its wait for an event, and its mark of one in a stream."""
     if sys.platform == "win32":
         library = ctypes.WinDLL("nvcuda.dll")
     else:
         library = ctypes.CDLL("libcuda.so.1")
-    return library.cuMemcpyHtoDAsync_v2, library.cuStreamSynchronize
+    return library.cuMemcpyHtoDAsync_v2, library.cuEventSynchronize, library.cuEventRecord

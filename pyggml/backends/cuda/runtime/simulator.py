@@ -181,14 +181,15 @@ def receive(start: int, source: Any, _stream: Any) -> None:
 
 
 @cache
-def driver_calls() -> tuple[Any, Any]:
+def driver_calls() -> tuple[Any, Any, Any]:
     @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 4)
     def copy(target: int, source: int, n: int, _stream: int) -> int:
         ctypes.memmove(target, source, n)
         return 0
 
-    wait = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t)(lambda _stream: 0)
-    return copy, wait
+    wait = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t)(lambda _event: 0)
+    mark = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 2)(lambda _event, _stream: 0)
+    return copy, wait, mark
 
 
 def copy_between(_to: int, target: int, _of: int, source: int, n: int, _stream: Any) -> None:
@@ -213,6 +214,11 @@ TWINS: dict[str, Any] = {
     "copy_between": copy_between,
     "_copy": ctypes.memmove,
     "_wait": nothing,
+    "_locked": lambda n_bytes: np.empty(n_bytes, np.uint8),
+    "_new_stream": lambda: 0,
+    "_end_stream": nothing,
+    "_new_events": lambda: np.zeros(2, np.int64),
+    "_end_events": nothing,
     "least_shared": lambda: 0,
     "tile_rows": lambda _: 4,
     "has_clusters": lambda: False,
