@@ -19,7 +19,7 @@ class DryCard(CudaBackend):
         self._kernels, self.stream, self._spans = kernels(), 0, WeakKeyDictionary()
         self._lasting, self.unpacked = WeakKeyDictionary(), WeakKeyDictionary()
         self._waited = WeakKeyDictionary()
-        self.streamed = WeakSet()
+        self.streamed, self._once = WeakSet(), []
         self._faults = Faults(np.zeros(1, np.int32))
 
     def alloc(self, n_bytes):

@@ -68,7 +68,7 @@ def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
 
 
 def bound_to(out, saved, scratch):
-    given = (False, None, False, "f32", *[None] * 4)
+    given = (False, None, False, "f32", *[None] * 5)
     return CudaSite(silu(zeros((4,))), out, (), (saved,), scratch, *given)
 
 

@@ -68,6 +68,7 @@ class CudaBackend(Backend):
         self._waited: WeakKeyDictionary[Tensor, tuple[float, float]] = WeakKeyDictionary()
         self.streamed: WeakSet[Tensor] = WeakSet()
         self._unprepared: list[Call] = []
+        self._once: list[Call] = []
         with self._working():
             self.stream = cuda.stream()
             self._slabs = Slabs(self._array)
@@ -249,6 +250,7 @@ class CudaBackend(Backend):
                 self._faults,
                 self._constant,
                 partial(self._lasting_memory, node),
+                self._once.append,
             )
             return BoundCall(self._kernel(node).bind(site), site)
 
@@ -287,8 +289,12 @@ class CudaBackend(Backend):
     def _prepare(self) -> None:
         """Compile the kernels of all programs that were bound since the last that began to run: a
         pass, its validation and the optimiser's step wait together for the longest kernel."""
-        steps, self._unprepared = self._unprepared, []
-        compile_missing(steps)
+        steps, once = self._unprepared, self._once[:]
+        self._unprepared = []
+        self._once.clear()
+        compile_missing([*once, *steps])
+        for call in once:
+            call()
 
     def _run(self, work: Callable[[], object], *_kept: object) -> None:
         """Put work on the stream; `_kept` must live as long as the call."""

@@ -39,6 +39,7 @@ class CudaSite(kernels.NodeSite[Any]):
     # (index of a source that is a leaf, bytes, their place or None) -> (memory that lasts as long
     # as the leaf's own, whether it is new)
     lasting: Callable[[int, int, MemoryPlace | None], tuple[Any, bool]]
+    once: Callable[[Call], None]  # a call that is made once, before the program first runs
 
 
 class BoundCall(Call):

@@ -74,7 +74,7 @@ def _fill(
     if is_new is None:
         return whole
     if is_new:
-        whole()
+        site.once(whole)
     return place_thin(right, thin, place, stream)
 
 

@@ -139,7 +139,7 @@ def _matrix(site: CudaSite, at: int) -> tuple[Any, list[Call]]:
         memory, is_new = site.lasting(*lasting, None)
         w = memory.view(np.uint16)
         if is_new:
-            unpack(w, packed.view(np.uint8), *kind)()
+            site.once(unpack(w, packed.view(np.uint8), *kind))
         return w, []
     if not _whole_bytes(node, site.compute):
         return packed, []
