@@ -192,10 +192,9 @@ def _bind_fill(site: CudaSite) -> Call:
     return fill(site, *site.scalars)
 
 
-_LONG_SUM, _FEW_SUMS = 256, 1 << 15
-
-
 # -- repeat, repeat_back ------------------------------------------------------------------------
+
+_LONG_SUM, _FEW_SUMS = 256, 1 << 15  # numbers that a sum has at least, sums at most: see _parts
 
 
 @kernel
@@ -279,8 +278,8 @@ def _tiles_back(site: CudaSite) -> Call:
         n_parts = _parts(runs, site.out.size)
         if n_parts == 1:
             return _sums_of_runs(site.out, site.src[0], runs, site.stream)
-        (n, times), sums = runs, site.scratch.view(np.float32)[: n_parts * site.out.size]
-        first, last = (n, np.uint32(times // n_parts)), (n, np.uint32(n_parts))
+        (n, of_sum), sums = runs, site.scratch.view(np.float32)[: n_parts * site.out.size]
+        first, last = (n, np.uint32(of_sum // n_parts)), (n, np.uint32(n_parts))
         return in_turn(
             _sums_of_runs(sums, site.src[0], first, site.stream),
             _sums_of_runs(site.out, sums, last, site.stream),
