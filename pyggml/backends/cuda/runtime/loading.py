@@ -95,15 +95,17 @@ def _send(index: int, stream: int, wanted: SimpleQueue[np.ndarray | None]) -> in
 
 @on_card
 def _locked(n_bytes: int) -> np.ndarray:
-    """Page-locked memory, until `unlock_pages`. Each thread touches its own first, in huge pages if
-    the system has them: what the driver takes by itself, page by page, takes twice as long."""
+    """Page-locked memory, until `unlock_pages`; from what the driver refuses to lock it copies more
+    slowly. Each thread touches its own first, in huge pages if the system has them: what the driver
+    takes by itself, page by page, takes twice as long."""
     whole = np.frombuffer(wide := mmap.mmap(-1, n_bytes + _HUGE), np.uint8)
     with suppress(AttributeError, OSError):  # not every system has them
         wide.madvise(mmap.MADV_HUGEPAGE)
     first = -whole.ctypes.data % _HUGE
     memory = whole[first : first + n_bytes]
     memory[:: mmap.PAGESIZE] = 0
-    direct.cuMemHostRegister(memory.ctypes.data, n_bytes, _PORTABLE)
+    with suppress(CudaAPIError):
+        direct.cuMemHostRegister(memory.ctypes.data, n_bytes, _PORTABLE)
     return memory
 
 
