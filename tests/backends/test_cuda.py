@@ -86,6 +86,7 @@ _ASSEMBLED = set()  # (kernel, types, whether for a card before Hopper)
 def compiles(request, monkeypatch):
     """A check that launches for a card of this compute capability compile, and are assembled for
     it: the assembler refuses instructions of later ones. They ask for no more than it has."""
+    need("numba_cuda")
     from numba.cuda import dispatcher, types
     from numba.cuda.cudadrv.driver import _Linker
     from numba.cuda.typing.typeof import typeof
