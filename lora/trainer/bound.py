@@ -67,5 +67,5 @@ class BoundRun(SavedRun):
             self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
 
     def _divergence(self, fault: Fault, cause: Fault, *read: Any) -> PyggmlError:
-        """read: by what, what, and which of its windows."""
+        """read: whether the loss alone, of what, and of which of its windows."""
         return divergence(fault, cause, self.model, self.losses, self.gradient, *read)

@@ -1,13 +1,12 @@
 """Why a loss or a gradient is not finite: which window makes it so, and which node."""
 
-from collections.abc import Callable
 from math import isfinite
 
 import numpy as np
 
 from pyggml.errors import Fault, NotFiniteError, TokenizerError, first_names
 from pyggml.gguf.fields import brief
-from pyggml.lora.data import Dataset, WindowBatch
+from pyggml.lora.data import Dataset
 from pyggml.lora.objectives.objective import Windows
 from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.lora.trainer.losses import Losses
@@ -24,13 +23,13 @@ def divergence(
     model: Model,
     losses: Losses,
     gradient: StepGradient,
-    run: Callable[[WindowBatch], float],
+    alone: bool,
     data: Dataset,
     windows: Windows,
 ) -> NotFiniteError:
     """The error of a step or a validation: what is not finite, where that begins, and its causes.
 
-    The windows are run one by one, by `run` as before, until one is not finite either.
+    The windows are run one by one, with gradients unless `alone`, until one is not finite either.
     """
     causes = [cause]
     if model.edited:
@@ -38,8 +37,8 @@ def divergence(
         causes.append(f"what a trace makes of {edited} may lead to no numbers")
     for window in windows:
         gradient.begin()
-        loss = losses.over(run, data, np.array([window])).loss
-        if run == losses.passes.evaluate and isfinite(loss):
+        loss = losses.over(data, np.array([window]), alone=alone).loss
+        if alone and isfinite(loss):
             continue
         node = losses.passes.first_not_finite()
         if node is not None:

@@ -58,25 +58,16 @@ class StepGradient:
         groups: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         parts = parameters.buffers["gradient"]
+        groups, sums = groups or [parts], list[_Sum]()
         if ranks.size == 1:
             totals = dict(zip(parts, parameters.buffers["total"], strict=True))
-            self._portions = [
-                _Portion(_SumAlone({t: totals[t] for t in each}, devices), devices, each)
-                for each in groups or [parts]
-            ]
+            sums += [_SumAlone({t: totals[t] for t in each}, devices) for each in groups]
         elif (way := links_to_ranks(devices, ranks)) is not None:
-            self._portions = [
-                _Portion(_SumOnDevices(parts[0], devices, ranks, *way), devices, parts)
-            ]
-        else:
-            self._portions = [
-                _Portion(
-                    _SumOnHost(each, devices, ranks) if each else _SumAlone({}, devices),
-                    devices,
-                    each,
-                )
-                for each in groups or [parts]
-            ]
+            groups, sums = [parts], [_SumOnDevices(parts[0], devices, ranks, *way)]
+        else:  # a group without gradients has nothing to send
+            sums += [_SumOnHost(e, devices, ranks) if e else _SumAlone({}, devices) for e in groups]
+        portions = zip(sums, groups, strict=True)
+        self._portions = [_Portion(total, devices, each) for total, each in portions]
 
     def begin(self) -> None:
         """Begin a step: the gradient is 0."""

@@ -150,15 +150,16 @@ class Trainer(BoundRun):
         return outcome, norm
 
     def _over(self, lesson: Lesson, after: Callable[[], object] = lambda: None) -> Outcome:
-        run, train, windows = self.passes.train, lesson.dataset, lesson.windows
-        return self.losses.over(run, train, windows, self.ranks, self._begin_batch, after)
+        return self.losses.over(
+            lesson.dataset, lesson.windows, self.ranks, self._begin_batch, after, alone=False
+        )
 
     def _no_numbers(self, loss: float, norm: float, lesson: Lesson) -> PyggmlError:
         """The error of a step whose loss or gradient is not finite."""
         fault = f"step {self.progress.step + 1}: the loss is {loss:g}"
         fault += f", the gradient's length {norm:g}"
-        run = self.passes.train if self.passes.steps is None else self.passes.evaluate
-        return self._divergence(fault, MAY_BE_TOO_HIGH, run, lesson.dataset, lesson.windows)
+        alone = self.passes.steps is not None  # a pass with steps would change the parameters
+        return self._divergence(fault, MAY_BE_TOO_HIGH, alone, lesson.dataset, lesson.windows)
 
     def _after_step(self, report: Callback) -> None:
         """Validate and write a checkpoint, each when it is due."""
@@ -169,7 +170,7 @@ class Trainer(BoundRun):
             self._save(report)
 
     def _validate(self, report: Callback) -> None:
-        sample, step, run = self.validation, self.progress.step, self.passes.evaluate
+        sample, step = self.validation, self.progress.step
         if sample is None:
             return
         data, windows = sample.dataset, sample.windows
@@ -178,7 +179,7 @@ class Trainer(BoundRun):
         if not isfinite(loss):
             fault = f"after step {step} the validation loss is {loss:g}"
             cause = MAY_BE_TOO_HIGH if step else MAKES_NO_NUMBERS
-            raise self._divergence(fault, cause, run, data, windows)
+            raise self._divergence(fault, cause, True, data, windows)
         about = margin(outcome.parts, sample.n_read / sample.n_held_out)
         n_tokens = data.n_targets(windows)
         validation = ValidationReport(step, loss, n_tokens, tally, about, outcome.experts)

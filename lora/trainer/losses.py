@@ -64,26 +64,27 @@ class Losses:
 
     def over(
         self,
-        run: Callable[[WindowBatch], float],
         data: Dataset,
         windows: Windows,
         ranks: Ranks = ALONE,
         before: Before = lambda i, part: None,
         after: Callable[[], object] = lambda: None,
+        *,
+        alone: bool,
     ) -> Outcome:
         """The loss over these windows, whose batches the ranks share.
 
-        run      `passes.train`, which adds their gradients, or `passes.evaluate`
         before   called with the number of each batch that this rank runs, ahead of it, and None; or
                  ahead of each part of it, with that
         after    called once all batches of this rank have begun; a device may be at them still
+        alone    without the gradients, which training adds up
         """
         n, kind = -(-len(windows) // self._size), self.objective.tally
         mine, n_layers, end = ranks.share(n), self.passes.load_shape[0], 2 + self._n_figures
         rows = np.empty((len(mine), end + self._n_expert_numbers))
         batches = self.feed.batches(self.passes.other_programs, data, windows, ranks)
         with ranks.telling():
-            each = self._each(run, islice(batches, mine.start, mine.stop), before, mine.start)
+            each = self._each(alone, islice(batches, mine.start, mine.stop), before, mine.start)
             for i, (batch, read) in enumerate(each):
                 if i == len(mine) - 1:
                     after()
@@ -103,7 +104,7 @@ class Losses:
 
     def _each(
         self,
-        run: Callable[[WindowBatch], float],
+        alone: bool,
         batches: Iterable[WindowBatch],
         before: Before,
         first: int,
@@ -111,28 +112,24 @@ class Losses:
         """Each batch, which has begun, with what waits for its loss and what is read beside it.
         first: number of the first one."""
         passes = self.passes
-        if passes.n_slots > 1 and run in (passes.train, passes.evaluate):
+        if passes.n_slots > 1:
             every = [*batches]
-            results = run_overlapping(
-                passes, every, run == passes.evaluate, lambda k, part: before(first + k, part)
-            )
+            results = run_overlapping(passes, every, alone, lambda k, part: before(first + k, part))
             for batch, read in zip(every, results, strict=True):
                 yield batch, partial(_itself, read)
             return
-        is_train = getattr(run, "__func__", None) is Passes.train
         for i, batch in enumerate(batches, first):
             before(i, None)
-            end = passes.begin(batch, alone=False) if is_train else partial(float, run(batch))
-            yield batch, partial(_with_outputs, end, passes)
+            yield batch, partial(_with_outputs, passes.begin(batch, alone), passes)
 
     def validate(self, data: Dataset, windows: Windows, ranks: Ranks) -> Outcome:
         """What a validation tells of these windows: their loss, or what the practice measures."""
         if self.practice is None:
-            return self.over(self.passes.evaluate, data, windows, ranks)
+            return self.over(data, windows, ranks, alone=True)
         measured = self.practice.measure(data, windows, ranks, self.passes.arenas)
         if not isinstance(measured, Lesson):
             return Outcome(*measured)
-        outcome = self.over(self.passes.evaluate, measured.dataset, measured.windows, ranks)
+        outcome = self.over(measured.dataset, measured.windows, ranks, alone=True)
         counted = outcome.tally if measured.tally is None else measured.tally + outcome.tally
         return replace(outcome, tally=counted)
 

@@ -99,12 +99,12 @@ def test_gradients_are_slopes(settings, trainer_of):
     trainer.passes.bind()
     along = np.random.default_rng(8).standard_normal(p.data.size).astype(np.float32)
     p.gradient[:] = 0
-    over, passes, windows = trainer.losses.over, trainer.passes, train.order(0, 0)[:4]
-    over(passes.train, train, windows)
+    over, windows = trainer.losses.over, train.order(0, 0)[:4]
+    over(train, windows, alone=False)
     slope, start, values = float(p.gradient @ along), p.data.copy(), []
     for step in (1e-3, -1e-3):
         p.data[:] = start + np.float32(step) * along
-        values.append(over(passes.evaluate, train, windows).loss)
+        values.append(over(train, windows, alone=True).loss)
     assert (values[0] - values[1]) / 2e-3 == pytest.approx(slope, rel=0.02)
 
 

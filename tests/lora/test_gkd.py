@@ -88,7 +88,7 @@ def test_the_loss_is_the_formula(settings, trainer_of, folder):
     lesson = trainer.losses.practice.lesson(
         3, trainer.corpus.train, np.arange(6), trainer.ranks, trainer.passes.arenas
     )
-    found = trainer.losses.over(trainer.passes.evaluate, lesson.dataset, lesson.windows).loss
+    found = trainer.losses.over(lesson.dataset, lesson.windows, alone=True).loss
     data, wanted = lesson.dataset, []
     for tokens, documents, trained in zip(data.tokens, data.documents, data.trained, strict=True):
         for number in np.unique(documents[documents >= 0]):

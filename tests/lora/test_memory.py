@@ -83,7 +83,7 @@ def test_a_trainer_lets_go_of_its_arenas(trainer_of):
     trainer.free()
     gc.collect()
     assert arena() is None
-    assert trainer.losses.over(trainer.passes.evaluate, trainer.corpus.train, range(1)).loss > 0
+    assert trainer.losses.over(trainer.corpus.train, range(1), alone=True).loss > 0
 
 
 def test_idle_memory_is_the_arena_s_if_that_is_large_enough(trainer_of):

@@ -74,18 +74,18 @@ def test_a_run_over_weighted_windows_resumes_bit_for_bit(trainer_of, corpus_of, 
 def test_ctrl_c_in_the_middle_of_a_step_goes_back_to_the_last_whole_one(trainer_of, tmp_path):
     trainer = trainer_of(checkpoint_dir=str(tmp_path), grad_accum=2, max_steps=3)
     trainer.run(stop_at(trainer, 1, "flag"))
-    before, train, calls = state(trainer), trainer.passes.train, []
+    before, begin, calls = state(trainer), trainer.passes.begin, []
 
-    def interrupted(batch):
+    def interrupted(batch, alone):
         calls.append(batch)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return train(batch)
+        return begin(batch, alone)
 
-    trainer.passes.train = interrupted
+    trainer.passes.begin = interrupted
     assert not trainer.run()
     assert state(trainer) == before
-    trainer.passes.train = train
+    trainer.passes.begin = begin
     trainer.run()
     whole = trainer_of(grad_accum=2, max_steps=3)
     whole.run()

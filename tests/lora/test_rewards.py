@@ -102,7 +102,7 @@ def test_answers_follow_the_adapter_as_it_trains(trainer_of):
     lesson = trainer.losses.practice.lesson(
         5, trainer.corpus.train, np.array([0, 1]), trainer.ranks, trainer.passes.arenas
     )
-    trainer.losses.over(trainer.passes.evaluate, lesson.dataset, lesson.windows)
+    trainer.losses.over(lesson.dataset, lesson.windows, alone=True)
     batches = trainer.losses.feed.batches((), lesson.dataset, lesson.windows, trainer.ranks)
     *_, last = batches
     read = last.read > 0
@@ -157,7 +157,7 @@ def test_the_loss_is_its_formula(trainer_of, kind):
         return whole
 
     wanted = expected_loss(kind, lesson, log_probs(trainer.model), log_probs(trainer.reference))
-    outcome = trainer.losses.over(trainer.passes.evaluate, lesson.dataset, lesson.windows)
+    outcome = trainer.losses.over(lesson.dataset, lesson.windows, alone=True)
     assert outcome.loss == pytest.approx(wanted, rel=2e-4)
     assert 0 < outcome.tally.n_clipped < outcome.tally.n_ratios and outcome.tally.kl_sum > 0
 

@@ -145,9 +145,11 @@ def main(ranks, model, die=None, differ=None, fail=None, stop=None, **settings):
     if differ is not None and ranks.rank == differ[0]:
         settings |= differ[1]
     trainer = trainer_of(model, ranks, **settings)
-    make = trainer.passes.train
+    begin = trainer.passes.begin
 
-    def train(batch):
+    def train(batch, alone):
+        if alone:
+            return begin(batch, alone)
         if die == [ranks.rank, trainer.progress.step + 1]:
             os.kill(os.getpid(), signal.SIGKILL)
         if stop is not None and stop[1] == trainer.progress.step + 1:
@@ -156,9 +158,9 @@ def main(ranks, model, die=None, differ=None, fail=None, stop=None, **settings):
                 subprocess.run([w.format(os.getpid()) for w in stop[3]], check=True)
         if fail == [ranks.rank, trainer.progress.step + 1]:
             raise PyggmlError("the disk is full")
-        return make(batch)
+        return begin(batch, alone)
 
-    trainer.passes.train = train
+    trainer.passes.begin = train
     try:
         with stop_on_signals(trainer.stop):
             trainer.run(progress=False)

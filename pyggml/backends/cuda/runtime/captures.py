@@ -77,14 +77,14 @@ class Capture:
         if self.waits is None:
             self._launch()
             return
-        some, one = joint or ((), None)
+        members, whole = joint or ((), None)
         of_joint: list[Any] = []
-        if one is not None:
+        if whole is not None:
             _set_next(self._stream, [], is_early=False)
-            one()
+            whole()
             of_joint = _next(self._stream)
         last: list[list[Any]] = []  # of each call
-        within = {*map(id, some)}
+        within = {*map(id, members)}
         for call, before, is_early in zip(self.calls, waits, early, strict=True):
             if id(call) in within:
                 last.append(of_joint)

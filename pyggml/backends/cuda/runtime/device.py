@@ -280,11 +280,11 @@ class CudaBackend(Backend):
 
     def _placed_at_once(self, steps: Sequence[Call]) -> tuple[Sequence[Call], Call] | None:
         """Those of the steps that place thin factors, if they are several, and one for all."""
-        some = [step for step in steps if is_placing(step)]
-        if len(some) < 2:
+        placing = [step for step in steps if is_placing(step)]
+        if len(placing) < 2:
             return None
         with self._working():
-            return some, placed_at_once(some, self.stream)
+            return placing, placed_at_once(placing, self.stream)
 
     def _prepare(self) -> None:
         """Compile the kernels of all programs that were bound since the last that began to run: a
