@@ -70,6 +70,26 @@ def test_every_group_is_multiplied_once_in_each_pass(n_columns, n_groups, n_thre
     assert (f.values["done"] == 101).all()
 
 
+@task_code(Turns)
+def _take_all(f, task, thread):
+    i = 0
+    while take_group(f, task, task, i, True) >= 0:
+        i += 1
+
+
+def test_tasks_that_take_at_the_same_time_take_different_groups():
+    n_groups, n_tasks = 1 << 16, 4
+    own = np.full((n_tasks, n_groups + 1), -1)
+    none = np.zeros((1, 1), np.int64)
+    fields = teams(1, n_groups, n_tasks)[0]
+    f = Turns(
+        taken=np.zeros(16, np.int64), own=own, turns=none, order=none, done=none, state=none,
+        **fields,
+    )  # fmt: skip
+    launch(stage(_take_all, f, n_tasks))
+    np.testing.assert_array_equal(np.sort(own[own >= 0]), np.arange(n_groups))
+
+
 def test_columns_that_make_whole_rounds_are_one_tasks_each():
     fields, n_tasks = teams(n_columns=24, n_groups=16, n_threads=16)
     assert (fields["n_alone"], fields["n_shared"], n_tasks) == (16, 8, 16 + 8 * 3)
