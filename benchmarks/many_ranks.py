@@ -122,17 +122,17 @@ def measure_passes(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[fl
     trainer = trainer_of(given, ALONE, given.batch, device_of_rank(given.device, ranks))
     begin, passes, rests = trainer.passes.begin, list[float](), list[float]()
 
-    def timed(batch: WindowBatch, alone: bool) -> Callable[[], float]:
+    def begin_timed(batch: WindowBatch, alone: bool) -> Callable[[], float]:
         began, end = perf_counter(), begin(batch, alone)
 
-        def ended() -> float:
+        def end_timed() -> float:
             loss = end()
             passes.append(perf_counter() - began)
             return loss
 
-        return ended
+        return end_timed
 
-    vars(trainer.passes)["begin"] = timed
+    vars(trainer.passes)["begin"] = begin_timed
     last = [perf_counter()]
 
     def note(report: object) -> None:

@@ -344,17 +344,17 @@ class Processes:
 
     def beside_others(self, n: int, region_us: float, n_busy: int) -> dict[str, Any]:
         """The forecast for n threads while so many others are busy."""
-        others = [self.start("keep_busy", n) for _ in range(n_busy)]
+        busy = [self.start("keep_busy", n) for _ in range(n_busy)]
         try:
-            for other in others:
-                assert other.stdout is not None
-                if not other.stdout.readline():
+            for process in busy:
+                assert process.stdout is not None
+                if not process.stdout.readline():
                     raise SystemExit("a process that was to keep a core busy has ended")
             return self.result("foretell_beside", n, region_us)
         finally:
-            for other in others:
-                other.kill()
-                other.wait()
+            for process in busy:
+                process.kill()
+                process.wait()
 
 
 def numbers(text: str) -> Sequence[int]:

@@ -60,7 +60,7 @@ from pyggml.models.stack import FilePairs, doubts
 from pyggml.models.sweep import Opening, Place, Sweep, SweepPass, copies_of_a_pass
 from pyggml.models.taps import AnyEdit, Edit, check_layers, check_names, fits
 from pyggml.models.texts import Ids, check_ids, inputs_of, is_several
-from pyggml.models.weights import FRESH, zero_matrices
+from pyggml.models.weights import warn_of_zeros
 from pyggml.runtime import Arenas, Program, bind, results, schedule
 from pyggml.runtime.choice import backends_of
 
@@ -490,19 +490,10 @@ def load(
         raise ConfigError("backends has a CPU, wanted other devices: the CPU runs what they lack")
     file = gguf.open(path)
     parts = read(file)
-    _note_zeros(file, parts)
+    warn_of_zeros(file, parts.weights)
     model = Model(file, parts, compute_type, [*backends, *backends_of(device, compute)])
     if gpu_layers is not None or split is not None or "," in device:
         model.place_as_said("all" if gpu_layers is None else gpu_layers, split or (), device)
     model.stream_as_said(stream_weights or "auto")
     given = [adapter] if isinstance(adapter, str | os.PathLike | tuple) else adapter
     return model if given is None else model.with_adapter_files(*given)
-
-
-def _note_zeros(file: gguf.GGUFFile, parts: Parts) -> None:
-    if file.get(FRESH) is None and (zeros := zero_matrices(parts.weights)):
-        warnings.warn(
-            f"{file.path}: all of {first_names(zeros)} is 0, as where a download broke off",
-            RuntimeWarning,
-            stacklevel=3,
-        )

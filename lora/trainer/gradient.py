@@ -130,10 +130,10 @@ class _Sum(ABC):
         """Begin to make the gradient the sum of n, of which this rank has `mine`, with the last
         one."""
 
-    def wait(self) -> None:  # noqa: B027
+    def wait(self) -> None:  # noqa: B027  # links alone have to be waited for
         """Wait for what other ranks send."""
 
-    def give_up(self) -> None:  # noqa: B027
+    def give_up(self) -> None:  # noqa: B027  # links alone have to be waited for
         """Do not wait for it."""
 
 

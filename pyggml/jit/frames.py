@@ -360,7 +360,7 @@ def _declare_method(name: str) -> None:
     """Let code call `f.name(…)`: the kernel of this name of f's class."""
 
     @overload_method(FrameType, name)
-    def call(f, *arguments):  # type: ignore[no-untyped-def]  # Numba wants those of the lambda
+    def call_kernel(f, *arguments):  # type: ignore[no-untyped-def]  # Numba wants those of the lambda
         code = getattr(f.declaration, name)
         return lambda f, *arguments: code(f, *arguments)
 

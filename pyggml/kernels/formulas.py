@@ -126,7 +126,7 @@ def _rows_code(formula: Formula) -> Code:
 
 
 @cache
-def inlined(of: Formula, compiled: Callable[[Callable], Any] = kernel) -> Any:
+def inline_formula(of: Formula, compiled: Callable[[Callable], Any] = kernel) -> Any:
     """A function for other kernels: of one number of each source, then the settings."""
     arguments = (*of.sources, *of.settings)
     return compiled(define_function(PYTHON, f"{of.name}_formula", arguments, of.results, NAMES))

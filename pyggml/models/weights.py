@@ -1,11 +1,12 @@
 """A file's tensors as leaves of a graph, checked against the decoder's list of tensors."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.errors import ModelError, first_of
+from pyggml.errors import ModelError, first_names, first_of
 from pyggml.gguf import GGUFFile
 from pyggml.graph.arrays import array
 from pyggml.graph.dtypes import BF16, F16, F32
@@ -144,6 +145,17 @@ def zero_matrices(weights: Weights) -> list[str]:
     """Names of the matrices whose bytes are all 0, as a download leaves them that was broken off.
     Of others the first bytes alone are read."""
     return [name for name, w in weights.items() if len(w.shape) > 1 and is_zero(array(w))]
+
+
+def warn_of_zeros(file: GGUFFile, weights: Weights) -> None:
+    """A RuntimeWarning, for the caller's caller, that names such matrices of a file, unless it says
+    that its numbers are fresh."""
+    if file.get(FRESH) is None and (zeros := zero_matrices(weights)):
+        warnings.warn(
+            f"{file.path}: all of {first_names(zeros)} is 0, as where a download broke off",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def is_zero(raw: np.ndarray) -> bool:

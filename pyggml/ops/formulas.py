@@ -293,7 +293,7 @@ def moments(
     return m * beta1 + g * (1 - beta1), v * beta2 + g * g * (1 - beta2)
 
 
-def moved(
+def move_parameter(
     p: Expression, m: Expression, v: Expression, *, alpha: Expression, eps: Expression,
     decay: Expression, beta1h: Expression, beta2h: Expression,
 ) -> Expression:  # fmt: skip
@@ -308,7 +308,7 @@ def opt_step_adamw(
 ) -> tuple[Expression, ...]:  # fmt: skip
     m, v = moments(g, m, v, beta1=beta1, beta2=beta2)
     hats = {"beta1h": beta1h, "beta2h": beta2h}
-    return moved(p, m, v, alpha=alpha, eps=eps, decay=decay, **hats), m, v
+    return move_parameter(p, m, v, alpha=alpha, eps=eps, decay=decay, **hats), m, v
 
 
 def opt_step_lion(

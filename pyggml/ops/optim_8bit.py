@@ -23,10 +23,10 @@ from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import exact, kernel, parallel, prange
-from pyggml.kernels.formulas import inlined
+from pyggml.kernels.formulas import inline_formula
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_gapless, expect_type
-from pyggml.ops.formulas import moments, moved
+from pyggml.ops.formulas import moments, move_parameter
 from pyggml.ops.optim import OPT_STEP_ADAMW, adamw_settings
 
 BLOCK = 256  # numbers that share a magnitude
@@ -93,8 +93,8 @@ def _place(x):
 
 
 # Reordered, g² would be taken from itself.
-_new_moments = inlined(formula(moments), exact)
-_moved = inlined(formula(moved))
+_new_moments = inline_formula(formula(moments), exact)
+_move_parameter = inline_formula(formula(move_parameter))
 
 
 @exact
@@ -116,7 +116,7 @@ def _block_step(p, g, m, v, of_m, of_v, settings):
     m_whole, v_whole = max(m_most, TINY), max(v_most, TINY)
     for j in range(p.size):
         first, second = _moments(g[j], m[j], v[j], of_m, of_v, beta1, beta2)
-        p[j] = _moved(p[j], first, second, alpha, eps, decay, beta1h, beta2h)
+        p[j] = _move_parameter(p[j], first, second, alpha, eps, decay, beta1h, beta2h)
         m[j], v[j] = M_CODES[_place(first / m_whole)], V_CODES[_place(second / v_whole)]
     return m_most, v_most
 

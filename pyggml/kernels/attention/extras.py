@@ -18,11 +18,11 @@ from pyggml.jit import kernel
 from pyggml.jit.simd import exp32, row_max
 from pyggml.kernels.attention.path import Forward
 from pyggml.kernels.attention.softmax import NO_KEYS
-from pyggml.kernels.formulas import inlined
+from pyggml.kernels.formulas import inline_formula
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _MINUS_INF = np.float32(-np.inf)
-_softcap, _softcap_back = inlined(SOFTCAP), inlined(SOFTCAP_BACK)
+_softcap, _softcap_back = inline_formula(SOFTCAP), inline_formula(SOFTCAP_BACK)
 
 
 class Extras(NamedTuple):

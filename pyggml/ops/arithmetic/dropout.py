@@ -27,7 +27,7 @@ from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import exact, kernel, parallel, prange
 from pyggml.jit.tasks import SHARE
-from pyggml.kernels.formulas import inlined
+from pyggml.kernels.formulas import inline_formula
 from pyggml.kernels.kernel import Site, as_rows, cpu_kernel
 from pyggml.ops.expect import INF, NAN, expect, expect_type
 from pyggml.ops.formulas import keep, noisy
@@ -98,7 +98,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 # -- dropout ------------------------------------------------------------------------------------
 
 KEEP = formula(keep)
-_keep = inlined(KEEP)
+_keep = inline_formula(KEEP)
 
 
 @kernel
@@ -210,7 +210,7 @@ cpu_kernel(DROPOUT, _dropout_run)
 # -- uniform_noise ------------------------------------------------------------------------------
 
 NOISY = formula(noisy)
-_noisy = inlined(NOISY)
+_noisy = inline_formula(NOISY)
 
 
 @kernel

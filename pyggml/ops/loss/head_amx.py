@@ -177,12 +177,12 @@ def _leg_task(f, task, thread):
     groups = split(n_groups, f.n_shares, cell % f.n_shares)
     n_blocks = (f.n_vocab + f.block - 1) // f.block
     blocks = split(n_blocks, f.m.shape[0], part)
-    some = split(blocks[1] - blocks[0], LEGS, leg)
+    in_leg = split(blocks[1] - blocks[0], LEGS, leg)
     for t in range(groups[0] * SIDE, groups[1] * SIDE if leg == 0 else 0):
         f.m[part, t], f.rest[part, t] = MASKED, ZERO
         fill(f.o[part, t], ZERO)
     configure()
-    for v in range((blocks[0] + some[0]) * f.block, (blocks[0] + some[1]) * f.block, f.block):
+    for v in range((blocks[0] + in_leg[0]) * f.block, (blocks[0] + in_leg[1]) * f.block, f.block):
         n = min(f.block, f.n_vocab - v)
         w, transposed, pairs = rows_from(f.w, v), f.transposed[thread], f.pairs[thread]
         unpack_panels(f, thread, transposed, pairs, w, n, f.k, f.gradient)

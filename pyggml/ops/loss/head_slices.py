@@ -31,7 +31,7 @@ from pyggml.jit.scratch import Array, Scratch
 from pyggml.jit.simd import exp32, row_max
 from pyggml.kernels import gemm
 from pyggml.kernels.attention.softmax import MASKED
-from pyggml.kernels.formulas import inlined
+from pyggml.kernels.formulas import inline_formula
 from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.kernels.kernel import Compute
 from pyggml.ops.layout.rows import gather_rows
@@ -46,7 +46,7 @@ SLICE_BYTES, FEWEST = 4 << 20, 1024
 STEP = 512  # rows of w in whole passes of a backward product (pyggml.kernels.gemm.int8_tile)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LEAST = np.float32(np.finfo(np.float32).tiny)  # that `rest` is taken to be
-_softcap, _softcap_back = inlined(SOFTCAP), inlined(SOFTCAP_BACK)
+_softcap, _softcap_back = inline_formula(SOFTCAP), inline_formula(SOFTCAP_BACK)
 
 # -- kernels --------------------------------------------------------------------------------------
 

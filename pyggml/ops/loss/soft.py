@@ -29,7 +29,7 @@ from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import exp32, row_max
-from pyggml.kernels.formulas import inlined
+from pyggml.kernels.formulas import inline_formula
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.expect import expect, expect_type
@@ -37,7 +37,7 @@ from pyggml.ops.formulas import LEAST, case_loss, case_pull
 
 _LOSS, _PULL = formula(case_loss), formula(case_pull)
 CASE = joint("case", [_LOSS, _PULL])  # what one of the k + 1 adds to a loss, and −dL/d ln p
-_case = inlined(CASE)
+_case = inline_formula(CASE)
 ONE_TARGET = np.array([1, 0], np.float32)  # what is wanted of a row's only target, and of others
 _ZERO, _LEAST = np.float32(0), np.float32(LEAST)
 BETAS = (0.0, 0.3, 1.0)  # of samples

@@ -21,7 +21,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Array, Layout
 from pyggml.jit.simd import exp32, softplus32
-from pyggml.kernels.formulas import inlined
+from pyggml.kernels.formulas import inline_formula
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.recurrent import recurrence
@@ -41,7 +41,7 @@ from pyggml.ops.recurrent.recurrence import (
     with_dy,
 )
 
-_softplus_back = inlined(gradient_formula("softplus_back", formula(softplus), "x"))
+_softplus_back = inline_formula(gradient_formula("softplus_back", formula(softplus), "x"))
 
 
 def ssm_scan(

@@ -181,6 +181,6 @@ def test_every_op_has_a_kernel():
 def test_long_sums_over_axes_that_follow_each_other(shape, small):
     """Added up in parts, as a router's gradients are: a thread alone would take milliseconds."""
     x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
-    (found,) = results(Graph.of(repeat_back(leaf(x), small)), Devices([open_cuda(0, "f32"), CPU()]))
-    wanted = x.astype(float).sum(tuple(i for i, n in enumerate(small) if n != shape[i]))
-    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, atol=2e-4)
+    (sums,) = results(Graph.of(repeat_back(leaf(x), small)), Devices([open_cuda(0, "f32"), CPU()]))
+    exact = x.astype(float).sum(tuple(i for i, n in enumerate(small) if n != shape[i]))
+    np.testing.assert_allclose(sums.reshape(exact.shape), exact, atol=2e-4)

@@ -88,7 +88,7 @@ def test_thin_matrices_are_placed_at_once_as_one_by_one():
     rng, stream = np.random.default_rng(2), cuda.default_stream()
     kinds = [(32, 5, 40, 32, 24, 8), (8, 64, 0, 8, 64, 0), (3, 64, 128, 8, 64, 0)]
     thin = [cuda.to_device(rng.standard_normal(k[0] * k[1], np.float32)) for k in kinds]
-    found = []
+    by_way = []
     for at_once in (False, True):
         outs = [cuda.to_device(np.full(5000, 7, np.uint16)) for _ in kinds]
         calls = [
@@ -98,7 +98,7 @@ def test_thin_matrices_are_placed_at_once_as_one_by_one():
         assert all(map(is_placing, calls))
         for call in [placed_at_once(calls, stream)] if at_once else calls:
             call()
-        found.append([out.copy_to_host() for out in outs])
-    for one, other in zip(*found, strict=True):
+        by_way.append([out.copy_to_host() for out in outs])
+    for one, other in zip(*by_way, strict=True):
         np.testing.assert_array_equal(one, other)
         assert {7} < {*one}

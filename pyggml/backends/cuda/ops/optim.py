@@ -103,7 +103,9 @@ def _steps_by(number: Callable) -> Any:
     return run
 
 
-_new_moments, _moved = (device_formula(formula(f)) for f in (formulas.moments, formulas.moved))
+_new_moments, _move_parameter = (
+    device_formula(formula(f)) for f in (formulas.moments, formulas.move_parameter)
+)
 
 
 @device
@@ -145,7 +147,7 @@ def steps_by_8_bits(widen: Callable, narrow: Callable) -> Any:
             m_whole, v_whole = max(m_most, TINY), max(v_most, TINY)
             for j in range(first, last, cuda.blockDim.x):
                 x, y = _moments(j, g, m, v, of_m, of_v, m_values, v_values, s)
-                new = _moved(widen(p[j]), x, y, s[0], s[3], s[4], s[5], s[6])
+                new = _move_parameter(widen(p[j]), x, y, s[0], s[3], s[4], s[5], s[6])
                 out[j] = narrow(new, j, draw, stream)
                 m[j], v[j] = m_codes[_place(x / m_whole)], v_codes[_place(y / v_whole)]
             if cuda.threadIdx.x == 0:

@@ -2,7 +2,7 @@
 beside each other with all W below each other. dx is written once, and rounded once."""
 
 from pyggml.backends.cuda.ops.lora.nodes import WIDE_BACK, WIDE_BACK_ADD, WIDE_GRADIENT
-from pyggml.backends.cuda.ops.lora.products import parted
+from pyggml.backends.cuda.ops.lora.products import split_sources
 from pyggml.backends.cuda.ops.lora.wide import places_beside
 from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.graph import Graph
@@ -44,11 +44,11 @@ def _chain(last: Tensor, graph: Graph) -> list[Tensor]:
 
 def _join(chain: list[Tensor], graph: Graph) -> Replacements:
     """One product in place of a chain, and what reads its D."""
-    gradients = [parted(t.src)[1] for t in chain]
+    gradients = [split_sources(t.src)[1] for t in chain]
     maker = gradients[0].src[0] if gradients[0].op is SAVED else gradients[0]
     new: dict[Tensor, Tensor] = {}
     if is_of(maker, "gated_gradients") and {*gradients} == {maker, *maker.saved[:1]}:
-        chain.sort(key=lambda t: parted(t.src)[1] is not maker)
+        chain.sort(key=lambda t: split_sources(t.src)[1] is not maker)
         joint = again(maker, *maker.src, joined=True)
         new[maker.saved[1]] = joint.saved[0]
     elif len(chain) > 1 and all(is_of(d, "wide_gradient") and len(d.src) == 2 for d in gradients):
@@ -56,11 +56,11 @@ def _join(chain: list[Tensor], graph: Graph) -> Replacements:
         joint = WIDE_GRADIENT(*sources, scales=tuple(d.params["scales"][0] for d in gradients))
     else:
         return {}
-    weights = [w for t in chain for w in parted(t.src)[0]]
-    factors = [a for t in chain for a in parted(t.src)[2]]
+    weights = [w for t in chain for w in split_sources(t.src)[0]]
+    factors = [a for t in chain for a in split_sources(t.src)[2]]
     places = places_beside([w.shape[0] for w in weights], [a.shape[0] for a in factors])
     for t, begin, further in zip(chain, *places, strict=True):
-        for r in graph.readers[parted(t.src)[1]]:
+        for r in graph.readers[split_sources(t.src)[1]]:
             if is_of(r, "gradient_of_a"):
                 new[r] = again(r, joint, *r.src[1:], first=further)
             elif is_of(r, "gradient_of_b"):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyggml.alloc import plan
-from pyggml.backends.cuda.ops.lora.products import lasting_bytes, parted
+from pyggml.backends.cuda.ops.lora.products import lasting_bytes, split_sources
 from pyggml.backends.cuda.ops.loss.head import LOSSES, unpacked_bytes, with_lasting_matrix
 from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.backends.cuda.runtime.slabs import MemoryPlace, is_whole, places
@@ -84,7 +84,7 @@ def _places(c: _Candidate, card: CudaBackend) -> tuple[MemoryPlace, ...] | None:
 def _candidate(t: Tensor, card: CudaBackend) -> _Candidate | None:
     """Of a node with packed weights that never change."""
     if is_of(t, "wide_product", "wide_back", "wide_back_add"):
-        weights, (sizes, beside) = parted(t.src)[0], lasting_bytes(t)
+        weights, (sizes, beside) = split_sources(t.src)[0], lasting_bytes(t)
     elif is_of(t, *LOSSES) and (n_bytes := unpacked_bytes(t, card.compute)):
         weights, sizes, beside = t.src[1:2], (n_bytes,), 0
     else:
@@ -100,7 +100,7 @@ def _candidate(t: Tensor, card: CudaBackend) -> _Candidate | None:
 def _gain(nodes: Iterable[Tensor]) -> float:
     """The share of a step's time that unpacking takes, with so many rows as these nodes have."""
     backs = (t for t in nodes if is_of(t, "wide_back", "wide_back_add"))
-    n_rows = max(parted(t.src)[1].shape[0] for t in backs)
+    n_rows = max(split_sources(t.src)[1].shape[0] for t in backs)
     return _ROWS / (_ROWS + n_rows)
 
 

@@ -83,7 +83,7 @@ def _send(index: int, stream: int, wanted: SimpleQueue[np.ndarray | None]) -> in
     rows, code, turn = wanted.get(), 0, 0
     if rows is None:
         return 0
-    memory, events = _locked(2 * _HALF), _new_events()
+    memory, events = _lock_memory(2 * _HALF), _new_events()
     while rows is not None:
         code = code or send(rows, turn, memory, stream, events)
         turn += len(rows)
@@ -94,7 +94,7 @@ def _send(index: int, stream: int, wanted: SimpleQueue[np.ndarray | None]) -> in
 
 
 @on_card
-def _locked(n_bytes: int) -> np.ndarray:
+def _lock_memory(n_bytes: int) -> np.ndarray:
     """Page-locked memory, until `unlock_pages`; from what the driver refuses to lock it copies more
     slowly. Each thread touches its own first, in huge pages if the system has them: what the driver
     takes by itself, page by page, takes twice as long."""

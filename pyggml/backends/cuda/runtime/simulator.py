@@ -214,7 +214,7 @@ TWINS: dict[str, Any] = {
     "copy_between": copy_between,
     "_copy": ctypes.memmove,
     "_wait": nothing,
-    "_locked": lambda n_bytes: np.empty(n_bytes, np.uint8),
+    "_lock_memory": lambda n_bytes: np.empty(n_bytes, np.uint8),
     "_new_stream": lambda: 0,
     "_end_stream": nothing,
     "_new_events": lambda: np.zeros(2, np.int64),

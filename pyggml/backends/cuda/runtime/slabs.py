@@ -49,7 +49,7 @@ class CommonMemory:
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes, self.array = n_bytes, None
 
-    def taken(self, make: Callable[[int], Any]) -> Any:
+    def take(self, make: Callable[[int], Any]) -> Any:
         if self.array is None:
             self.array = make(self.n_bytes)
         return self.array
@@ -69,7 +69,7 @@ class MemoryPlace(NamedTuple):
 
     def memory(self, make: Callable[[int], Any]) -> Any:
         """make: an array of so many bytes"""
-        return self.piece.taken(make)[self.at : self.at + self.n_bytes]
+        return self.piece.take(make)[self.at : self.at + self.n_bytes]
 
 
 def places(sizes: Sequence[int], beside: int = 0) -> list[MemoryPlace]:

@@ -39,7 +39,7 @@ def _settings(of: Formula) -> dict[str, str]:
     return {name: f"s_at({i}u)" for i, name in enumerate(of.settings)}
 
 
-def stepped(of: Formula) -> str:
+def step_text(of: Formula) -> str:
     """stepped(i, p): what a step makes of number i of a parameter, p; moments change."""
     _, *read = of.sources
     lines = [f"let {name} = {name}_at(i);" for name in read]
@@ -98,7 +98,7 @@ BLOCK_STEP = "var<workgroup> codes: array<u32, 512>;\n" + whole("""
 _TEXTS = _settings(STEPS["opt_step_adamw"])
 BLOCK_STEP = BLOCK_STEP.replace(
     "MOMENTS", statements_of(formula(formulas.moments), {**_TEXTS, "m": "first", "v": "second"})
-).replace("MOVED", statements_of(formula(formulas.moved), _TEXTS))
+).replace("MOVED", statements_of(formula(formulas.move_parameter), _TEXTS))
 _BLOCK_IN_FLOAT32 = BLOCK_STEP.replace("PUT", "put_y(i, x);").replace("LAST", "")
 
 
@@ -131,7 +131,7 @@ def views_of(site: ShaderSite, of: Formula, *more: str) -> dict[str, BufferRange
 
 
 def _step(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
-    body = stepped(of) + _IN_FLOAT32
+    body = step_text(of) + _IN_FLOAT32
 
     def bind(site: ShaderSite) -> Sequence[Dispatch]:
         n = site.node.n_elements

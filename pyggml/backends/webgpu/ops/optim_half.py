@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pyggml.backends.webgpu.ops.dropout import PHILOX, TIMES
 from pyggml.backends.webgpu.ops.layout import TO_F16, words_of
-from pyggml.backends.webgpu.ops.optim import BLOCK_STEP, dispatch_of_blocks, stepped, views_of
+from pyggml.backends.webgpu.ops.optim import BLOCK_STEP, dispatch_of_blocks, step_text, views_of
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
@@ -87,7 +87,7 @@ def _lacks(node: Tensor) -> str | None:
 
 
 def _step(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
-    body = stepped(of) + _BY_WORDS
+    body = step_text(of) + _BY_WORDS
 
     def bind(site: ShaderSite) -> Sequence[Dispatch]:
         node, n = site.node, site.node.n_elements

@@ -307,7 +307,7 @@ def _back_spec(*src: Tensor, step: int, unpacked: Places) -> Spec:
     """src: each W, then D, then each A. step: numbers from row to row of W unpacked, as many as in
     a row of its product's X"""
     _expect_fit("wide_back", len(src) % 2 == 1 and len(src) > 1, f"sources are {src}")
-    weights, d, factors = products.parted(src)
+    weights, d, factors = products.split_sources(src)
     n, k = 0, weights[0].shape[-1]
     for w, a in zip(weights, factors, strict=True):
         _expect_weight("wide_back", w)
@@ -319,7 +319,7 @@ def _back_spec(*src: Tensor, step: int, unpacked: Places) -> Spec:
 
 
 def _back(*arrays: np.ndarray, step: int, unpacked: Places) -> Results:
-    weights, d, factors = products.parted(arrays)
+    weights, d, factors = products.split_sources(arrays)
     n, ranks = [len(w) for w in weights], [len(a) for a in factors]
     dx = d[:, : sum(n)] @ np.concatenate(weights)
     for a, at in zip(factors, wide.places_beside(n, ranks)[1], strict=True):

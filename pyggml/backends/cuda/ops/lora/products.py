@@ -23,7 +23,7 @@ from pyggml.graph.tensor import Tensor
 Each = TypeVar("Each")
 
 
-def parted(src: Sequence[Each]) -> tuple[Sequence[Each], Each, Sequence[Each]]:
+def split_sources(src: Sequence[Each]) -> tuple[Sequence[Each], Each, Sequence[Each]]:
     """The sources of a product as (each W, its wide left factor, each thin factor), but for what it
     is added to."""
     n = (len(src) - 1) // 2
@@ -33,7 +33,7 @@ def parted(src: Sequence[Each]) -> tuple[Sequence[Each], Each, Sequence[Each]]:
 def lasting_bytes(node: Tensor) -> tuple[tuple[int, ...], int]:
     """(Bytes that each W takes where it stays unpacked, with the further columns of all products of
     its x; bytes of the further rows of their factors, which lie below all W)."""
-    weights, x, factors = parted(node.src)
+    weights, x, factors = split_sources(node.src)
     is_forward = "first" in node.params
     row = BF16.block_bytes * int(x.shape[1] if is_forward else node.params["step"])
     ranks = (factor.shape[1 if is_forward else 0] for factor in factors)
@@ -54,7 +54,7 @@ def _memory(site: CudaSite, n_bytes: int) -> tuple[Any, list[bool | None]]:
     """(Memory of all W in bfloat16; whether each has to be unpacked now, None if in every run)."""
     places = site.node.params["unpacked"]
     if not places:
-        return site.scratch[:n_bytes].view(np.uint16), [None] * len(parted(site.src)[0])
+        return site.scratch[:n_bytes].view(np.uint16), [None] * len(split_sources(site.src)[0])
     every = [site.lasting(i, p.n_bytes, p) for i, p in enumerate(places, _first(site.node))]
     (memory, _), *_ = every
     if "first" not in site.node.params:  # backward all of it is read
@@ -103,9 +103,9 @@ def _back_bytes(node: Tensor) -> int:
 
 def _back_product(site: CudaSite, accumulate: bool) -> Call:
     """dx (+)= D·[W ; A], each W below the others, and below them each A."""
-    weights, d, factors = parted(site.node.src)
+    weights, d, factors = split_sources(site.node.src)
     (m, d_step), k, step = d.shape, weights[0].shape[1], site.node.params["step"]
-    _, left, thin = parted(site.src)
+    _, left, thin = split_sources(site.src)
     ranks = [a.shape[0] for a in factors]
     begins, furthers = places_beside([w.shape[0] for w in weights], ranks)
     right, are_new = _memory(site, _back_bytes(site.node))
