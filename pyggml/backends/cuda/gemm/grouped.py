@@ -41,7 +41,11 @@ _FORWARD = (
     GroupedTile(64, 64, True, 2),
     GroupedTile(64, 32, True, 4),
 )
-_BACKWARD = GroupedTile(128, 64, False, 2), GroupedTile(64, 64, False, 2)
+_BACKWARD = (
+    GroupedTile(128, 64, False, 2),
+    GroupedTile(64, 64, False, 2),
+    GroupedTile(64, 64, False, 2, places=1),
+)
 _FEW = 48  # rows of an expert, on average
 
 
@@ -155,7 +159,7 @@ def _kernel(name: str, tile: GroupedTile, rounds: bool) -> Any:
     find_tile, part = _tile_finder(n_rows), _part_of(name, tile.is_forward)
     n_sums, take_rows, is_forward = 2 * down * across, row_taker(tile), tile.is_forward
     block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
-    n_gathered, together = tile.rows_of_thread, THREADS // tile.of_w
+    n_gathered, together, is_one_place = tile.rows_of_thread, THREADS // tile.of_w, tile.places == 1
 
     def product(c, a, w, places, starts, n, k, rows_of_a, n_experts):
         memory = cuda.shared.array(0, np.uint8)
@@ -170,9 +174,8 @@ def _kernel(name: str, tile: GroupedTile, rounds: bool) -> Any:
         row, column = warp % warps_down * high, warp // warps_down * wide
         row_bytes = k // block * block_bytes
         of_thread = np.int64(cuda.threadIdx.x // together) * row_bytes
-        of_w, length, width = expert * n * row_bytes, k, n
-        if not is_forward:
-            length, width = n, k
+        of_w = expert * n * row_bytes
+        length, width = (k, n) if is_forward else (n, k)
         for i in range(n_sums):
             for e in range(4):
                 sums[i, e] = _ZERO
@@ -186,10 +189,17 @@ def _kernel(name: str, tile: GroupedTile, rounds: bool) -> Any:
             gather(memory, rows, a, at, length)
             begin, n_left, k_left = part(of_w, row_bytes, to, at, n, k)
             ahead, n_ahead, k_ahead = part(of_w, row_bytes, to, at + depth, n, k)
-            copy(memory, 1 - place, w, ahead + of_thread, n_ahead, k_ahead)
-            ptx.await_all_but_two()
-            cuda.syncthreads()
-            unpack(memory, place, begin, row_bytes, n_left, k_left)
+            if is_one_place:
+                ptx.await_all_but_one()
+                cuda.syncthreads()
+                unpack(memory, 0, begin, row_bytes, n_left, k_left)
+                cuda.syncthreads()
+                copy(memory, 0, w, ahead + of_thread, n_ahead, k_ahead)
+            else:
+                copy(memory, 1 - place, w, ahead + of_thread, n_ahead, k_ahead)
+                ptx.await_all_but_two()
+                cuda.syncthreads()
+                unpack(memory, place, begin, row_bytes, n_left, k_left)
             ptx.await_all_but_one()
             cuda.syncthreads()
             multiply(sums, memory, row, column)

@@ -1,6 +1,6 @@
 """What a block does with a tile of products with one weight per expert (grouped.py).
 
-Packed weights, 256 of each row of w, are copied to shared memory a step ahead, and unpacked there
+Packed weights, 256 of each row of w, are copied to shared memory ahead, and unpacked there
 to bfloat16 while A's rows are gathered. Chunks of 8 numbers are exchanged by their row's number, so
 that eight rows of a column lie in different banks. All is bound by its instructions: what a thread
 needs in each step is found before the first.
@@ -32,12 +32,15 @@ class GroupedTile(NamedTuple):
     of_w         rows of w
     is_forward   whether the sum runs along w's rows of numbers, else down them
     warps_down   warps that share the columns of C; the others share its rows
+    places       for packed weights: those of the next step come to the second meanwhile, or to the
+                 only one when these are unpacked
     """
 
     rows: int
     of_w: int
     is_forward: bool
     warps_down: int
+    places: int = 2
 
     @property
     def depth(self) -> int:
@@ -66,12 +69,12 @@ class GroupedTile(NamedTuple):
 
     @property
     def packed_at(self) -> int:
-        """Where the packed weights begin, of two steps."""
+        """Where the packed weights begin, of as many steps as there are places."""
         return self.numbers_at + 4 * self.rows
 
     def n_bytes(self, name: str) -> int:
         """Of shared memory, for weights of this type."""
-        return self.packed_at + 2 * self.of_w * _packed_row(name)
+        return self.packed_at + self.places * self.of_w * _packed_row(name)
 
 
 def _at_once(name: str) -> int:
