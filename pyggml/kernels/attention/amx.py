@@ -35,7 +35,8 @@ from pyggml.kernels.attention.tiled import (
     AttentionTiles,
     ForwardTiles,
     KeyPacking,
-    Packings,
+    Packing,
+    rows_to_pack,
     tiled_forward,
 )
 from pyggml.kernels.attention.tiled_back import BackwardTiles, tiled_backward
@@ -58,61 +59,46 @@ def _takes(p: AttentionProblem) -> bool:
 
 
 class TilePacking(KeyPacking):
-    """A task packs BC rows of a head."""
-
     packed: Shorts3
-    n_blocks: Int  # tasks of a head
     parts: Int  # of each number
     rows: Shorts3  # of each thread: LANES rows
 
 
 @kernel
-def _is_seen(f, task):
-    """The head and the first row of a task, and whether that row is read."""
-    first = task % f.n_blocks * BC
-    return task // f.n_blocks, first, first < f.n_used
-
-
-@kernel
-def _load(f, thread, head, first):
+def _load(f, thread, head, first, n_used):
     """LANES rows from `first` on, as (hi, hi, lo) or rounded."""
     rows = f.rows[thread]
     lo = np.int64(PARTS - 1 if f.parts == PARTS else 0)
     width = rounded_up(f.x.shape[2], STEP)
-    load_rows(rows, f.x, first, head, f.n_used, width, np.int64(1), lo, f.spare[thread])
+    load_rows(rows, f.x, first, head, n_used, width, np.int64(1), lo, f.spare[thread])
     return rows, width
 
 
 @task_code(TilePacking)
 def _pairs_task(f, task, thread):
-    head, first, seen = _is_seen(f, task)
-    if seen:
+    head, first, n_used = rows_to_pack(f, task)
+    if first < n_used:
         for t in range(first, first + BC, LANES):
-            rows, width = _load(f, thread, head, t)
+            rows, width = _load(f, thread, head, t, n_used)
             for i in range(0, LANES, 2):
                 put_pairs(f.packed[head], t + i, rows[i], rows[i + 1], width)
 
 
 @task_code(TilePacking)
 def _transposed_task(f, task, thread):
-    head, first, seen = _is_seen(f, task)
-    if seen:
+    head, first, n_used = rows_to_pack(f, task)
+    if first < n_used:
         panels = f.packed[head]
         for t in range(first, first + BC, LANES):
-            rows, width = _load(f, thread, head, t)
+            rows, width = _load(f, thread, head, t, n_used)
             transpose_tile(panels[t // SIDE], rows, t % SIDE, f.parts * width)
 
 
-def _pack(
-    to: Packings, code: Code, x: np.ndarray, packed: np.ndarray, parts: int, scratch: Scratch
-) -> None:
-    """Add the stage that packs x."""
-    n_blocks = -(-len(x) // BC)
-    f = TilePacking(
-        x=x, packed=packed, n_used=len(x), n_blocks=n_blocks, parts=parts,
-        rows=scratch["key_rows"], spare=scratch["spare"],
-    )  # fmt: skip
-    to.add(code, f, x.shape[1] * n_blocks)
+def _packing(
+    code: Code, x: np.ndarray, packed: np.ndarray, parts: int, a: Forward, scratch: Scratch
+) -> Packing:
+    rows, spare = scratch["key_rows"], scratch["spare"]
+    return code, TilePacking(x=x, packed=packed, span=a.span, parts=parts, rows=rows, spare=spare)
 
 
 def _arrays(p: AttentionProblem, parts: int) -> dict[str, Array]:
@@ -168,9 +154,11 @@ def _forward_arrays(p: AttentionProblem) -> dict[str, Array]:
     return _arrays(p, PARTS) | {"v_pairs": v_pairs, "p": per_thread(BR, LDP)}
 
 
-def _pack_forward(to: Packings, p: AttentionProblem, a: Forward, scratch: Scratch) -> None:
-    _pack(to, _transposed_task, a.k, scratch["k_transposed"], PARTS, scratch)
-    _pack(to, _pairs_task, a.v, scratch["v_pairs"], 1, scratch)
+def _pack_forward(p: AttentionProblem, a: Forward, scratch: Scratch) -> list[Packing]:
+    return [
+        _packing(_transposed_task, a.k, scratch["k_transposed"], PARTS, a, scratch),
+        _packing(_pairs_task, a.v, scratch["v_pairs"], 1, a, scratch),
+    ]
 
 
 FORWARD = tiled_forward("amx", TileForward, _takes, _forward_arrays, _pack_forward, panel_width)
@@ -234,10 +222,12 @@ def _backward_arrays(p: AttentionProblem) -> dict[str, Array]:
     }
 
 
-def _pack_backward(to: Packings, p: AttentionProblem, a: Backward, scratch: Scratch) -> None:
-    _pack(to, _transposed_task, a.k, scratch["k_transposed"], 1, scratch)
-    _pack(to, _pairs_task, a.k, scratch["k_pairs"], 1, scratch)
-    _pack(to, _transposed_task, a.v, scratch["v_transposed"], 1, scratch)
+def _pack_backward(p: AttentionProblem, a: Backward, scratch: Scratch) -> list[Packing]:
+    return [
+        _packing(_transposed_task, a.k, scratch["k_transposed"], 1, a, scratch),
+        _packing(_pairs_task, a.k, scratch["k_pairs"], 1, a, scratch),
+        _packing(_transposed_task, a.v, scratch["v_transposed"], 1, a, scratch),
+    ]
 
 
 BACKWARD = tiled_backward(

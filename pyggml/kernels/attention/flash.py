@@ -26,7 +26,7 @@ from pyggml.kernels.attention.path import AttentionProblem, Backward, Forward
 from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.attention.softmax import ZERO, ScoreBlock, softmax_tile, softmax_tile_back
 from pyggml.kernels.attention.tile_products import add_to_keys, add_to_queries, scores
-from pyggml.kernels.attention.tiled import ForwardTiles, Packings, tiled_forward
+from pyggml.kernels.attention.tiled import ForwardTiles, Packing, tiled_forward
 from pyggml.kernels.attention.tiled_back import BackwardTiles, tiled_backward
 from pyggml.kernels.attention.tiles import (
     BR,
@@ -36,9 +36,9 @@ from pyggml.kernels.attention.tiles import (
     PANEL,
     load_rows,
     pack,
-    pack_heads,
     packed_array,
     packed_transposed_array,
+    packing,
     panel_width,
     row_words,
     spare_array,
@@ -131,11 +131,13 @@ def _forward_arrays(p: AttentionProblem, pairs: bool) -> dict[str, Array]:
     return arrays
 
 
-def _pack_forward(
-    to: Packings, p: AttentionProblem, a: Forward, scratch: Scratch, pairs: bool
-) -> None:
-    pack_heads(to, a.k, scratch["packed_kt"], True, pairs, scratch["spare"])
-    pack_heads(to, a.v, scratch["packed_v"], False, pairs, scratch["spare"])
+def _pack_forward(p: AttentionProblem, a: Forward, scratch: Scratch, pairs: bool) -> list[Packing]:
+    how = pairs, a.span, scratch["spare"]
+    k, v = (
+        packing(a.k, scratch["packed_kt"], True, *how),
+        packing(a.v, scratch["packed_v"], False, *how),
+    )
+    return [k, v]
 
 
 def _takes_pairs(p: AttentionProblem) -> bool:
@@ -254,11 +256,13 @@ def _backward_arrays(p: AttentionProblem) -> dict[str, Array]:
     return arrays
 
 
-def _pack_backward(to: Packings, p: AttentionProblem, a: Backward, scratch: Scratch) -> None:
-    pairs, spare = rounds(p.compute), scratch["spare"]
-    pack_heads(to, a.k, scratch["packed_kt"], True, pairs, spare)
-    pack_heads(to, a.k, scratch["packed_k"], False, pairs, spare)
-    pack_heads(to, a.v, scratch["packed_vt"], True, pairs, spare)
+def _pack_backward(p: AttentionProblem, a: Backward, scratch: Scratch) -> list[Packing]:
+    how = rounds(p.compute), a.span, scratch["spare"]
+    return [
+        packing(a.k, scratch["packed_kt"], True, *how),
+        packing(a.k, scratch["packed_k"], False, *how),
+        packing(a.v, scratch["packed_vt"], True, *how),
+    ]
 
 
 BACKWARD = tiled_backward(

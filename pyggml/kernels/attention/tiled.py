@@ -3,8 +3,9 @@
 s_ij = scale · q_i·k_j for span_i0 <= j < span_i1, else −∞
 p_ij = exp(s_ij − lse_i),  lse_i = log Σ_j exp(s_ij),  o_i = Σ_j p_ij v_j
 
-First K and V are packed. A task then takes a tile's queries of one head, and goes over the tiles of
-keys with a running maximum m and a running sum (the paper's ℓ) of each query.
+First K and V are packed, up to the last key that any query sees: the rest of a cache is empty. A
+task then takes a tile's queries of one head, and goes over the tiles of keys with a running maximum
+m and a running sum (the paper's ℓ) of each query.
 
 A kind of tiles is a subclass of ForwardTiles, and one of BackwardTiles (tiled_back.py). Fields are
 its operands and its scratch, kernels its products and its softmax.
@@ -20,7 +21,7 @@ from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import fill
-from pyggml.jit.tasks import TaskStage, launch, stage, task_code
+from pyggml.jit.tasks import TaskStage, launch, of_threads, stage, task_code, whole
 from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
 from pyggml.kernels.attention.softmax import (
     BC,
@@ -38,37 +39,43 @@ from pyggml.sizes import round_up
 
 
 class KeyPacking(Frame):
-    """How an operand (n, heads, D) is packed."""
+    """How an operand (n, heads, D) is packed: a task has BC rows of a head."""
 
+    WRITTEN = ("packed",)
     x: Floats3
-    n_used: Int  # rows of x that are read
+    span: Ints2
     spare: Floats2  # a row for each thread
 
 
-class Packings:
-    """The stages that pack keys and values, as far as any query of `span` sees them."""
-
-    def __init__(self, span: np.ndarray) -> None:
-        self._span = span
-        self._stages: list[TaskStage] = []
-
-    def add(self, code: Code, f: KeyPacking, n_tasks: int) -> None:
-        """Add a stage, which packs f.x."""
-        self._stages.append(stage(code, f, n_tasks))
-
-    def then(self, *stages: TaskStage) -> Call:
-        """The call that packs and then runs these stages."""
-        return Call(_launch_seen, self._span, self._stages, stages)
+Packing = tuple[Code, KeyPacking]
 
 
-def _launch_seen(
-    span: np.ndarray, packings: list[TaskStage], stages: tuple[TaskStage, ...]
-) -> None:
-    """Pack keys up to the last that any query sees: the rest of a cache is empty."""
-    n_used = int(span[:, 1].max())
-    for packing in packings:
-        packing.lies.put(n_used=n_used)
-    launch(*packings, *stages)
+@kernel
+def rows_to_pack(f, task):
+    """Of a task: the head, the first row, and how many rows of x are read in all."""
+    n_blocks, n_used = (f.x.shape[0] + BC - 1) // BC, np.int64(0)
+    for i in range(f.span.shape[0]):
+        n_used = max(n_used, np.int64(f.span[i, 1]))
+    return task // n_blocks, task % n_blocks * BC, n_used
+
+
+def _packing_stages(packings: list[Packing], own: list[np.ndarray]) -> list[TaskStage]:
+    counts = (f.values["x"].shape[1] * -(-len(f.values["x"]) // BC) for _, f in packings)
+    return [tile_stage(code, f, n, own) for (code, f), n in zip(packings, counts, strict=True)]
+
+
+def tile_stage(code: Code, f: Any, n_tasks: int, own: list[np.ndarray]) -> TaskStage:
+    """A stage that touches the frame's arrays. own: those that are threads'; tasks write f.WRITTEN
+    of the others."""
+    arrays = {name: x for name, x in f.values.items() if isinstance(x, np.ndarray)}
+    scratch = {n: x for n, x in arrays.items() if any(x is of_thread for of_thread in own)}
+    touches = [whole(arrays[n], n not in f.WRITTEN) for n in arrays.keys() - scratch.keys()]
+    return stage(code, f, n_tasks, *touches, *of_threads(scratch))
+
+
+def own_of_threads(layout: Layout, scratch: Scratch) -> list[np.ndarray]:
+    """The arrays of scratch that are threads'."""
+    return [scratch[name] for name, x in layout.arrays.items() if x.of_threads]
 
 
 # -- the tile -------------------------------------------------------------------------------------
@@ -110,6 +117,7 @@ class ForwardTiles(AttentionTiles):
     meet(f, thread, key_head, block, starts, stops, o)   of a tile of keys: S, P and o += P·V
     """
 
+    WRITTEN = ("o", "lse")
     o_tile: Floats3  # (QUERIES, width)
     m: Floats2
     norm: Floats2
@@ -142,7 +150,7 @@ def _forward_task(f, task, thread):
 # -- binding --------------------------------------------------------------------------------------
 
 Tiles = TypeVar("Tiles", bound=AttentionTiles)
-Pack = Callable[[Packings, AttentionProblem, Any, Scratch], None]  # adds what packs its operands
+Pack = Callable[[AttentionProblem, Any, Scratch], list[Packing]]  # of a pass's operands
 
 
 def arrays_of_tile(tiles: type[AttentionTiles]) -> dict[str, Array]:
@@ -166,6 +174,15 @@ def bind_tiles(
     )  # fmt: skip
 
 
+def call_of(
+    layout: Layout, scratch: Scratch, packings: list[Packing], *stages: tuple[Code, Frame, int]
+) -> Call:
+    """The call that packs, and then runs code on frames, each with its number of tasks."""
+    own = own_of_threads(layout, scratch)
+    packing = _packing_stages(packings, own)
+    return Call(launch, *packing, *(tile_stage(*each, own) for each in stages))
+
+
 def tiled_forward(
     name: str,
     tiles: type[ForwardTiles],
@@ -183,9 +200,7 @@ def tiled_forward(
         return Layout(**arrays_of_tile(tiles), **arrays(p), o_tile=o_tile, **sums)
 
     def bind(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
-        packings = Packings(a.span)
-        pack(packings, p, a, scratch)
-        f = bind_tiles(tiles, p, a, scratch)
-        return packings.then(stage(code, f, p.n_heads * -(-p.n_queries // tiles.QUERIES)))
+        f, n_tasks = bind_tiles(tiles, p, a, scratch), p.n_heads * -(-p.n_queries // tiles.QUERIES)
+        return call_of(layout(p), scratch, pack(p, a, scratch), (code, f, n_tasks))
 
     return AttentionPath(name, True, takes, layout, bind)

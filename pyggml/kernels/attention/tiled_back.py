@@ -18,15 +18,15 @@ from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import dot, fill
-from pyggml.jit.tasks import stage, task_code
+from pyggml.jit.tasks import task_code
 from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Backward
 from pyggml.kernels.attention.softmax import BC, ZERO, ScoreBlock, columns_in, group_ranges
 from pyggml.kernels.attention.tiled import (
     AttentionTiles,
     Pack,
-    Packings,
     arrays_of_tile,
     bind_tiles,
+    call_of,
 )
 from pyggml.kernels.gemm.panels import LANES, rounded_up, split
 from pyggml.sizes import round_up
@@ -43,6 +43,7 @@ class BackwardTiles(AttentionTiles):
                                                                 and the task's sums of dK and dV
     """
 
+    WRITTEN = ("dq", "sums", "summed")
     dq: Floats3
     do: Floats3
     sums: Floats3  # rows of dK and dV, two for each task, as long as the longer of both
@@ -128,6 +129,7 @@ def _backward_task(f, task, thread):
 class KeyGradients(Frame):
     """A task makes dK and dV of BC keys of one key head: the sums of all tasks of this head."""
 
+    WRITTEN = ("dk", "dv")
     dk: Floats3
     dv: Floats3
     sums: Floats3
@@ -209,16 +211,15 @@ def tiled_backward(
         )
 
     def bind(p: AttentionProblem, a: Backward, scratch: Scratch) -> Call:
-        packings, tiles = Packings(a.span), tiles_of(p)
-        pack(packings, p, a, scratch)
+        tiles = tiles_of(p)
         f = bind_tiles(tiles, p, a, scratch, do=a.do, dq=a.dq)
         keys = KeyGradients(
             dk=a.dk, dv=a.dv, scale=float(a.scale), repeats=n_tasks(tiles, p) // p.n_key_heads,
             sums=scratch["sums"], summed=scratch["summed"],
         )  # fmt: skip
-        return packings.then(
-            stage(_code_of(tiles), f, n_tasks(tiles, p)),
-            stage(_keys_task, keys, p.n_key_heads * -(-p.n_keys // BC)),
-        )
+        return call_of(
+            layout(p), scratch, pack(p, a, scratch), (_code_of(tiles), f, n_tasks(tiles, p)),
+            (_keys_task, keys, p.n_key_heads * -(-p.n_keys // BC)),
+        )  # fmt: skip
 
     return AttentionPath(name, True, takes, layout, bind)

@@ -19,14 +19,13 @@ from pyggml.jit.scratch import Array, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import task_code
 from pyggml.kernels.attention.softmax import BC, ZERO
-from pyggml.kernels.attention.tiled import KeyPacking, Packings
+from pyggml.kernels.attention.tiled import KeyPacking, Packing, rows_to_pack
 from pyggml.kernels.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
     round_numbers,
     round_row,
     round_two,
-    rounded_up,
     transpose,
     transpose_rounded,
 )
@@ -122,11 +121,11 @@ def pack(packed, x, first, n, head, n_used, pairs, spare):
 
 
 @kernel
-def pack_transposed(packed, x, head, n_used, pairs, spare):
-    """The first `n_used` rows of one head of x, and zeros up to the next whole tile."""
+def pack_transposed(packed, x, first, head, n_used, pairs, spare):
+    """BC rows of one head of x from `first` on, in whole panels; zeros from row `n_used` on."""
     n_words = packed.shape[1] // PANEL
     rows, d = spare[: LANES * n_words].reshape(LANES, n_words), x.shape[2]
-    for t in range(0, rounded_up(n_used, BC), LANES):
+    for t in range(first, first + BC, LANES):
         to = packed[t // PANEL].ctypes.data + t % PANEL * 4
         if pairs and d == 2 * n_words and t + LANES <= n_used:
             of = x[t, head].ctypes.data
@@ -139,31 +138,33 @@ def pack_transposed(packed, x, head, n_used, pairs, spare):
 
 
 class HeadPacking(KeyPacking):
-    """A task packs one head."""
-
     packed: Floats3
     pairs: Bool
 
 
 @task_code(HeadPacking)
-def _pack_task(f, head, thread):
-    n = rounded_up(f.n_used, BC)
-    pack(f.packed[head], f.x, np.int64(0), n, head, f.n_used, f.pairs, f.spare[thread])
+def _pack_task(f, task, thread):
+    head, first, n_used = rows_to_pack(f, task)
+    if first < n_used:
+        packed = f.packed[head][:, first // (2 if f.pairs else 1) * PANEL :]
+        pack(packed, f.x, first, BC, head, n_used, f.pairs, f.spare[thread])
 
 
 @task_code(HeadPacking)
-def _pack_transposed_task(f, head, thread):
-    pack_transposed(f.packed[head], f.x, head, f.n_used, f.pairs, f.spare[thread])
+def _pack_transposed_task(f, task, thread):
+    head, first, n_used = rows_to_pack(f, task)
+    if first < n_used:
+        pack_transposed(f.packed[head], f.x, first, head, n_used, f.pairs, f.spare[thread])
 
 
-def pack_heads(
-    to: Packings,
+def packing(
     x: np.ndarray,
     packed: np.ndarray,
     transposed: bool,
     pairs: bool,
+    span: np.ndarray,
     spare: np.ndarray,
-) -> None:
-    """Add the stage that packs x, or xᵀ."""
-    f = HeadPacking(x=x, packed=packed, n_used=len(x), pairs=pairs, spare=spare)
-    to.add(_pack_transposed_task if transposed else _pack_task, f, x.shape[1])
+) -> Packing:
+    """What packs x, or xᵀ."""
+    f = HeadPacking(x=x, packed=packed, span=span, pairs=pairs, spare=spare)
+    return (_pack_transposed_task if transposed else _pack_task), f
