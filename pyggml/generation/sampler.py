@@ -18,10 +18,12 @@ from pyggml.errors import ConfigError, DataError
 from pyggml.generation.form import follower
 from pyggml.generation.sampling import Sampling
 from pyggml.jit import JIT, exact
+from pyggml.jit.simd import row_max
 from pyggml.model import check_greatest
 from pyggml.tokenizer import Tokenizer
 
 _FIRST = 256  # tokens that top_p looks at first; more if they do not reach its sum
+_LOOK = 512  # logits whose greatest is looked at first, in vectors
 
 
 class Sampler:
@@ -183,15 +185,19 @@ def _likeliest_ones(
     the likeliest on, and how many are left is returned. p holds logits, then probabilities."""
     n, k = 0, len(ids)
     least = -np.inf
-    for i in range(z.size):
-        if n < k or z[i] > least:
-            at = min(n, k - 1)
-            n = min(n + 1, k)
-            while at > 0 and p[at - 1] < z[i]:
-                ids[at], p[at] = ids[at - 1], p[at - 1]
-                at -= 1
-            ids[at], p[at] = i, z[i]
-            least = p[n - 1]
+    for first in range(0, z.size, _LOOK):
+        end = min(first + _LOOK, z.size)
+        if n == k and not row_max(z[first:end]) > least:
+            continue
+        for i in range(first, end):
+            if n < k or z[i] > least:
+                at = min(n, k - 1)
+                n = min(n + 1, k)
+                while at > 0 and p[at - 1] < z[i]:
+                    ids[at], p[at] = ids[at - 1], p[at - 1]
+                    at -= 1
+                ids[at], p[at] = i, z[i]
+                least = p[n - 1]
     greatest, mass = z[ids[0]], 0.0
     for i in range(n):
         mass += np.exp(np.float32(p[i]) - greatest)

@@ -182,6 +182,8 @@ def test_the_likeliest_are_a_sort_s_first(z, k):
 def test_the_likeliest_of_many_are_a_sort_s_first(seed, k, decimals):
     z = np.random.default_rng(seed).normal(0, 3, 100_000).round(decimals).astype(np.float32)
     assert likeliest(z, k).tolist() == np.argsort(-z, kind="stable")[:k].tolist()
+    if k <= 256:
+        assert [*shares(z, top_k=k)] == likeliest(z, k).tolist()
 
 
 @given(LOGITS, st.floats(0, 1), st.floats(0, 1), st.integers(0, 50), st.floats(0, 10))
