@@ -64,7 +64,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.worker.start()
+        service.start()
         yield
         await asyncio.to_thread(service.close)
 

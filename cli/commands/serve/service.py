@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -40,12 +43,23 @@ _LOG = logging.getLogger("pyggml.serve")
 
 
 class Mail:
-    """What the worker's thread tells, brought to the event loop once a pass: each time that the
-    loop is woken, both threads want the interpreter, and the model waits."""
+    """What the worker's thread tells, brought to the event loop once a pass.
+
+    A thread of its own wakes the loop: to write into the loop's pipe it lets go of the interpreter,
+    and has it again when the loop has sent all letters. Meanwhile the worker begins its next pass.
+    """
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._letters: deque[tuple[Flow, int, Told]] = deque()
+        self._due: SimpleQueue[bool] = SimpleQueue()  # whether to wake the loop, or to end
+
+    def start(self) -> None:
+        threading.Thread(target=self._wake, name="pyggml-mail", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread when all that is due was delivered."""
+        self._due.put(False)
 
     def post(self, flow: Flow, i: int, told: Told) -> None:
         """In the worker's thread: something of answer i."""
@@ -54,8 +68,14 @@ class Mail:
 
     def deliver(self) -> None:
         """In the worker's thread: have the loop take what was posted."""
-        if self._letters and self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._open)
+        if self._letters:
+            self._due.put(True)
+
+    def _wake(self) -> None:
+        while self._due.get():
+            with suppress(RuntimeError):  # the loop was closed
+                if self.loop is not None:
+                    self.loop.call_soon_threadsafe(self._open)
 
     def _open(self) -> None:
         while self._letters:
@@ -162,8 +182,13 @@ class Service:
         ]
         return Flow(self.worker, self.mail, requests)
 
+    def start(self) -> None:
+        self.mail.start()
+        self.worker.start()
+
     def close(self) -> None:
         self.worker.close()
+        self.mail.close()
         self.bodies.close()
 
 
