@@ -57,7 +57,8 @@ from pyggml.jit.frames import Floats1, Frame
 from pyggml.jit.llvm import I64, declare_intrinsic
 from pyggml.jit.regions import run_all
 from pyggml.jit.tasks import launch, stage, table_of, task_code
-from pyggml.kernels.gemm import FASTEST
+from pyggml.kernels.gemm import FASTEST, teams
+from pyggml.kernels.gemm.amx import product as tile_product
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import WindowBatch
 from pyggml.lora.optim import FlatAdamW
@@ -121,10 +122,22 @@ def _now():
     return _cycles()
 
 
+@kernel
+def _take_even_group(f, task, thread, i, is_first):
+    """As teams.take_group, of an even share: the first task, here alone, would take all groups."""
+    n_members = min((len(f.own) + f.n_shared - 1) // f.n_shared, f.n_groups)
+    share = f.n_groups if task < f.n_alone else (f.n_groups + n_members - 1) // n_members
+    if i < share:
+        return teams.take_group(f, task, thread, i, is_first)
+    f.own[thread, i] = -1
+    return -1
+
+
 def record() -> None:
     """Have regions note their tasks; before the first is compiled, into a cache of its own."""
     llvm.add_symbol(_SYMBOL, _record.ctypes.data)
     regions.call_task = _recorded_task
+    tile_product.take_group = _take_even_group
     threads.set(1)
 
 

@@ -10,6 +10,7 @@ In the second a long prompt arrives while streams are written. A gap is the time
 of a stream; p99 is that of all gaps between the long prompt's arrival and its first token.
 
 Each figure is the median of the turns; a first turn, in which kernels may compile, does not count.
+The server whose turn it is not is stopped: streams whose client has gone take no time of the other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
@@ -49,6 +52,19 @@ class RacingServer:
             if self.process.poll() is not None:
                 raise SystemExit(f"{command[0]} ended: {' '.join(command)}")
             time.sleep(0.2)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Lets it run in this block, and stops it again."""
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGSTOP)
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
 
     def _is_ready(self) -> bool:
         connection = http.client.HTTPConnection(self.address, timeout=5)
@@ -99,18 +115,22 @@ def race(options: argparse.Namespace) -> None:
     together: dict[tuple[int, str], list[tuple[float, ...]]] = {}
     beside: dict[str, list[tuple[float, ...]]] = {}
     try:
+        for server in servers.values():
+            server.process.send_signal(signal.SIGSTOP)
         for turn in range(options.rounds + 1):
             for n in options.race:
                 for name, server in servers.items():
-                    told = _of_streams(server, prompts(n, options.prompt), options.tokens)
+                    with server.turn():
+                        told = _of_streams(server, prompts(n, options.prompt), options.tokens)
                     together.setdefault((n, name), []).extend([told] if turn else [])
             for name, server in servers.items():
                 short, (long,) = prompts(options.streams, options.prompt), prompts(1, n_long)
-                told = _beside_a_long_prompt(server, short, long, _written(options))
+                with server.turn():
+                    told = _beside_a_long_prompt(server, short, long, _written(options))
                 beside.setdefault(name, []).extend([told] if turn else [])
     finally:
         for server in servers.values():
-            server.process.terminate()
+            server.end()
     _print_tables(together, beside, n_long, options.streams)
 
 
