@@ -1,7 +1,7 @@
 """What a setting is: a field of a dataclass, with its help, range and group as metadata.
 
 help         what it does, in half a sentence
-wanted       its range, in words
+range        the values that it may have, in words
 fits         its range, as a function of the value
 brief        what it does, in the few words of a short help (default: the first clause of `help`)
 aliases      what other trainers call it, where the meaning is the same
@@ -25,7 +25,7 @@ GROUPS = ("model", "data", "sampling", "adapter", "optimiser", "memory", "server
 def setting(
     default: Any,
     help: str,
-    wanted: str = "",
+    range_text: str = "",
     fits: Callable[[Any], bool] = lambda value: True,
     *,
     group: str,
@@ -38,7 +38,7 @@ def setting(
 ) -> Any:
     """A field of a dataclass of settings."""
     assert group in GROUPS, f"{group} is no group of settings"
-    about = {"help": help, "wanted": wanted, "fits": fits, "group": group, "common": common}
+    about = {"help": help, "range": range_text, "fits": fits, "group": group, "common": common}
     about |= {"aliases": aliases, "brief": brief}
     about |= {"repeated": repeated, "may_change": may_change, "like": like}
     return field(default=default, metadata=about)
@@ -92,11 +92,11 @@ def _fault(of: Field[Any], value: Any) -> str:
     about = of.metadata
     like = about["like"] if of.default is None else of.default
     if isinstance(value, float) and type(like) is int:
-        return f"is {value!r}, wanted a whole number, {about['wanted']}"
+        return f"is {value!r}, wanted a whole number, {about['range']}"
     fits = about["fits"]
     near = fits.suggest(value) if isinstance(fits, Choice) else ""
     said = repr(value) if len(repr(value)) <= _MOST_SAID else f"{repr(value)[:_MOST_SAID]}…"
-    return f"is {said}, wanted {about['wanted'] or 'true or false'}{near}"
+    return f"is {said}, wanted {about['range'] or 'true or false'}{near}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,7 +194,7 @@ def _has_template(model: Model, source: ModelSource, given: Mapping[str, Any]) -
     """Whether there is a template to write questions with, as training looks for one."""
     adapters = (path for path, _ in source.adapters)
     choice = choose_template(model.tokenizer, adapters, given["chat_template"])
-    return choice.wanted != MODEL or bool(model.tokenizer.chat_templates)
+    return choice.template != MODEL or bool(model.tokenizer.chat_templates)
 
 
 def _of_row(

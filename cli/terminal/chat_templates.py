@@ -51,14 +51,14 @@ def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
 class TemplateChoice:
     """A template, and where it came from.
 
-    wanted   as `find_template` takes it
-    by       the adapter that decided, where the model itself writes chats in another way
-    others   adapters that were trained with another template
+    template   as `find_template` takes it
+    by         the adapter that decided, where the model itself writes chats in another way
+    differing  adapters that were trained with another template
     """
 
-    wanted: str
+    template: str
     by: Path | None
-    others: tuple[Path, ...]
+    differing: tuple[Path, ...]
 
     @property
     def notes(self) -> list[str]:
@@ -71,19 +71,19 @@ class TemplateChoice:
             )
         return notes + [
             f"{path.name} was trained with another chat template: --chat-template {path} takes it"
-            for path in self.others
+            for path in self.differing
         ]
 
     @property
     def metadata(self) -> dict[str, str | None]:
         """The keys with which a file that is made of the adapters carries it."""
-        return carried_metadata(Path(self.wanted)) if self.wanted != MODEL else {}
+        return carried_metadata(Path(self.template)) if self.template != MODEL else {}
 
     def say(self) -> None:
         """Print what became of the adapters' templates in a file that is made of them."""
         if self.by is not None:
             say(f"chats are written as {self.by.name} was trained")
-        for path in self.others:
+        for path in self.differing:
             say(f"{path.name} was trained with another chat template")
 
 
@@ -111,7 +111,7 @@ def template_for(
     choice = choose_template(model.tokenizer, adapters, told)
     for text in choice.notes:
         note(text)
-    return find_template(model.tokenizer, choice.wanted, names=names)
+    return find_template(model.tokenizer, choice.template, names=names)
 
 
 def own_template(tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -1,6 +1,6 @@
 """Options: those that commands share, and those that are made of a dataclass of settings.
 
-A field `name: int = …` with metadata "help" and "wanted" becomes `--name N` with that help, range
+A field `name: int = …` with metadata "help" and "range" becomes `--name N` with that help, range
 and default; what the user does not give is None here, so that the dataclass alone has defaults.
 """
 
@@ -413,8 +413,8 @@ def _option(
     file = FileWord() if parameter.split("_")[-1] in _FILE_WORDS else None
     many = next((m for m in get_args(hint) if get_origin(m) is Mapping), None)
     notes = []
-    if field.metadata["wanted"]:
-        notes.append(field.metadata["wanted"])
+    if field.metadata["range"]:
+        notes.append(field.metadata["range"])
     default = default or field.metadata.get("default", field.default)
     if default not in (None, (), ""):
         notes.append(f"default: {default}")

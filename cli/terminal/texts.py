@@ -54,4 +54,4 @@ def _template(model: Model, source: ModelSource, config: EvalConfig) -> str:
     choice = choose_template(model.tokenizer, adapters, config.chat_template)
     for line in choice.notes:
         note(line)
-    return choice.wanted
+    return choice.template

@@ -46,7 +46,7 @@ class _WantedRow:
     their order."""
 
     ids: Ids
-    wanted: dict[tuple[int, int], int] = field(default_factory=dict)
+    predictions: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ def predict(
         positions, targets = _fill(scorer, rows, [groups[g] for g in batch])
         of_pass = scorer.score(positions, targets)
         read = [r for g in batch for r in groups[g].rows]
-        ends = np.cumsum([len(rows[r].wanted) for r in read])
+        ends = np.cumsum([len(rows[r].predictions) for r in read])
         parts = (np.split(array, ends[:-1]) for array in (of_pass.losses, of_pass.right))
         for r, *of_row in zip(read, *parts, strict=True):
             of_rows[r] = Predictions(*of_row)
@@ -157,7 +157,7 @@ def _groups(
 def _places(row: _WantedRow, one: Continuation) -> list[int]:
     """The places of a continuation's tokens among the row's predictions, which it may add to."""
     keys = ((at - 1, one.ids[at]) for at in range(one.first, len(one.ids)))
-    return [row.wanted.setdefault(key, len(row.wanted)) for key in keys]
+    return [row.predictions.setdefault(key, len(row.predictions)) for key in keys]
 
 
 def together(lengths: Sequence[int], n_tokens: int) -> list[list[int]]:
@@ -197,8 +197,8 @@ def _fill(
         for row, where in zip([first, *second], places, strict=True):
             tokens[where], positions[where] = row.ids, np.arange(len(row.ids))
             length[where] = len(row.ids)
-            at += [where[position] for position, _ in row.wanted]
-            targets += [token for _, token in row.wanted]
+            at += [where[position] for position, _ in row.predictions]
+            targets += [token for _, token in row.predictions]
         start = stop
     arrays = {"tokens": tokens, "positions": positions, "span": span, "length": length}
     for name, values in arrays.items():

@@ -32,7 +32,7 @@ class WeighedAnswer:
     @property
     def document(self) -> Answer:
         ids = np.concatenate([self.prompt, self.answer.ids])
-        return Answer(ids, np.arange(len(ids)) >= len(self.prompt), wanted=True)
+        return Answer(ids, np.arange(len(ids)) >= len(self.prompt), is_wanted=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -44,9 +44,9 @@ class _Choice:
 
 
 def find_template(
-    tokenizer: Tokenizer, wanted: str = MODEL, today: date | None = None, names: str = ""
+    tokenizer: Tokenizer, template_name: str = MODEL, today: date | None = None, names: str = ""
 ) -> ChatTemplate:
-    """The template that `wanted` names, with further inputs, a JSON object.
+    """The template that `template_name` names, with further inputs, a JSON object.
 
     "model"        the one of the model's file; for chats with tools its tool_use, if it has that
     a built-in     one of BUILT_IN
@@ -57,7 +57,7 @@ def find_template(
     Raises TemplateError if there is none, for a template that is not Jinja2, and for names that it
     does not read.
     """
-    choice, texts = _choose(tokenizer, wanted), tokenizer.special_texts()
+    choice, texts = _choose(tokenizer, template_name), tokenizer.special_texts()
     tool_use = None
     if choice.tool_use is not None:
         origin = f"{choice.origin} {TOOL_USE}"

@@ -53,7 +53,7 @@ class FieldKind(ABC):
 
     @property
     @abstractmethod
-    def wanted(self) -> str:
+    def accepted(self) -> str:
         """What a value is, in the words of an error."""
 
     @property
@@ -76,7 +76,7 @@ class FieldKind(ABC):
 
     def _check(self, fits: bool) -> None:
         if not fits:
-            raise TypeError(f"wanted {self.wanted}")
+            raise TypeError(f"wanted {self.accepted}")
 
 
 def _word(builder: Any, words: Any, i: int = 0) -> Any:
@@ -88,7 +88,7 @@ class _Integer(FieldKind):
     """An int, at most 64 bits."""
 
     n_words = 1
-    wanted = "an int"
+    accepted = "an int"
     type = types.int64
 
     def words(self, value: Any) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class _Boolean(FieldKind):
     """A bool."""
 
     n_words = 1
-    wanted = "a bool"
+    accepted = "a bool"
     type = types.boolean
 
     def words(self, value: Any) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class _Number(FieldKind):
     """A float32."""
 
     n_words = 1
-    wanted = "a float"
+    accepted = "a float"
     type = types.float32
 
     def words(self, value: Any) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ class _Array(FieldKind):
         return 1 + self.n_axes
 
     @property
-    def wanted(self) -> str:
+    def accepted(self) -> str:
         return f"a C-contiguous {self.item} array of {self.n_axes} axes"
 
     @property
@@ -194,7 +194,7 @@ class _Group(FieldKind):
         return len(self.group._fields)
 
     @property
-    def wanted(self) -> str:
+    def accepted(self) -> str:
         return f"a {self.group.__name__} of ints"
 
     @property

@@ -37,7 +37,7 @@ class Attribution:
 
     heads     (n_layer, n_head) float64; NaN where a block has fewer heads or none
     neurons   block → (n_ff,) float64, where the feed-forward part is one of neurons
-    others    name → number: the embedding, branches of other kinds, what the heads' and the
+    rest      name → number: the embedding, branches of other kinds, what the heads' and the
               neurons' last matrices add themselves (their biases), and "bias", the last norm's and
               the output matrix' own
 
@@ -46,14 +46,14 @@ class Attribution:
 
     heads: np.ndarray
     neurons: Mapping[int, np.ndarray]
-    others: Mapping[str, float]
+    rest: Mapping[str, float]
     logit: float
 
     @property
     def total(self) -> float:
         """The sum of all parts."""
         of_neurons = sum(float(n.sum()) for n in self.neurons.values())
-        return float(np.nansum(self.heads)) + of_neurons + sum(self.others.values())
+        return float(np.nansum(self.heads)) + of_neurons + sum(self.rest.values())
 
     @property
     def branches(self) -> np.ndarray:
@@ -69,7 +69,7 @@ class Attribution:
         return sorted(self._parts(), key=lambda part: -abs(part[1]))[:n]
 
     def _parts(self) -> Iterator[tuple[str, float]]:
-        yield from self.others.items()
+        yield from self.rest.items()
         for (i, h), x in np.ndenumerate(self.heads):
             if not isnan(x):
                 yield f"blk.{i}.attn_head.{h}", float(x)

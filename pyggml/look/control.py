@@ -130,8 +130,8 @@ def _faults(file: gguf.GGUFFile) -> list[str]:
 
 def control_vector(
     model: Model,
-    wanted: Sequence[Ids],
-    unwanted: Sequence[Ids],
+    towards: Sequence[Ids],
+    away: Sequence[Ids],
     by: Literal["mean", "pca"] = "mean",
     positions: slice = AFTER_FIRST,
     blocks: Iterable[int] | None = None,
@@ -139,8 +139,8 @@ def control_vector(
     """A direction for each block but the first, or for these, from texts of two kinds (token ids).
 
     A text's activation is the mean over its `positions`: all but the first by default, and
-    slice(-1, None) is the last. by "mean": the mean of the wanted texts' less that of the others'
-    (Turner et al. 2023). by "pca": of the differences of pairs, one wanted and one unwanted text
+    slice(-1, None) is the last. by "mean": the mean of the texts `towards` less that of those
+    `away` (Turner et al. 2023). by "pca": of the differences of pairs, one text of either kind
     each, the direction in which they are largest (Zou et al. 2023), as long as the pairs differ
     along it on average. At a scale of 1 it takes a text from one kind to the other.
 
@@ -150,22 +150,22 @@ def control_vector(
     """
     if by not in ("mean", "pca"):
         raise ConfigError(f"by is {by!r}, wanted 'mean' or 'pca'")
-    if not wanted or not unwanted or (by == "pca" and len(wanted) != len(unwanted)):
+    if not towards or not away or (by == "pca" and len(towards) != len(away)):
         pairs = ", and as many of each for pairs" if by == "pca" else ""
         raise DataError(
-            f"{len(wanted)} wanted texts and {len(unwanted)} others, wanted one at least{pairs}"
+            f"{len(towards)} wanted texts and {len(away)} others, wanted one at least{pairs}"
         )
     chosen = _blocks(model.config.n_layer, blocks)
     names = [f"blk.{i}.out" for i in chosen]
-    towards, away = (text_means(model, names, texts, positions) for texts in (wanted, unwanted))
-    if towards.ndim != 3 or towards.shape[2] != model.config.n_embd:
+    to, off = (text_means(model, names, texts, positions) for texts in (towards, away))
+    if to.ndim != 3 or to.shape[2] != model.config.n_embd:
         raise ConfigError(
             f"{model.config.architecture} has a residual stream of several vectors, wanted one"
         )
     if by == "mean":
-        rows = towards.mean(axis=0) - away.mean(axis=0)
+        rows = to.mean(axis=0) - off.mean(axis=0)
     else:
-        rows = np.stack([_principal(d) for d in (towards - away).swapaxes(0, 1)])
+        rows = np.stack([_principal(d) for d in (to - off).swapaxes(0, 1)])
     directions = {i: row.astype(np.float32) for i, row in zip(chosen, rows, strict=True)}
     return ControlVector(directions, model.config.architecture)
 

@@ -381,20 +381,18 @@ def patch(
 def steering_vector(
     model: Model,
     name: str,
-    wanted: Iterable[Ids],
-    unwanted: Iterable[Ids],
+    towards: Iterable[Ids],
+    away: Iterable[Ids],
     positions: slice = AFTER_FIRST,
 ) -> np.ndarray:
-    """The mean of an activation over some texts, less that over others, float32.
+    """The mean of an activation over the texts `towards`, less that over those `away`, float32.
 
     Of each text the mean over its positions counts, those after the first by default. Added by
     `model.trace(add={name: factor * vector})` while the model writes, it turns the text towards the
     first (Turner et al. 2023). `pyggml.look.control` has one for all blocks, in files.
     """
-    towards, away = (
-        text_means(model, [name], [*texts], positions)[:, 0] for texts in (wanted, unwanted)
-    )
-    return np.asarray(towards.mean(axis=0) - away.mean(axis=0), np.float32)
+    to, off = (text_means(model, [name], [*texts], positions)[:, 0] for texts in (towards, away))
+    return np.asarray(to.mean(axis=0) - off.mean(axis=0), np.float32)
 
 
 def _sources(texts: Sequence[Ids], source: Ids | Sequence[Ids]) -> Sequence[Ids]:

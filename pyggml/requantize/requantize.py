@@ -267,7 +267,7 @@ class _Plan:
     """What becomes of each tensor; the fields are `rewrite`'s."""
 
     file: gguf.GGUFFile
-    wanted: Mapping[str, DType]
+    targets: Mapping[str, DType]
     changed: Mapping[str, Numbers]
     sums: Mapping[str, InputSums]
     rounding: str
@@ -278,13 +278,13 @@ class _Plan:
     def new_types(self) -> dict[str, DType]:
         """The tensors that do not keep their bytes, and their new types."""
         types = {name: info.dtype for name, info in self.file.tensors.items()}
-        return {n: d for n, d in self.wanted.items() if n in self.changed or d is not types[n]}
+        return {n: d for n, d in self.targets.items() if n in self.changed or d is not types[n]}
 
     def tensor(
         self, name: str, progress: Progress | None, hear: Callable[[TensorLoss], None]
     ) -> np.ndarray:
         """A tensor as the new file holds it; `hear` gets what that loses."""
-        info, to = self.file.tensors[name], self.wanted[name]
+        info, to = self.file.tensors[name], self.targets[name]
         if progress is not None:
             progress(name, info.dtype, to)
         if name in self.blocks:
@@ -308,7 +308,7 @@ class _Plan:
         return file if file is not None and name in file.tensors else None
 
     def _pack(self, name: str, meant: np.ndarray, origin: gguf.GGUFFile | None) -> np.ndarray:
-        to = self.wanted[name]
+        to = self.targets[name]
         importance = self.sums[name].means if name in self.sums else None
         if origin is None or self.rounding == "nearest" or not has_levels(to.name):
             return quantize(meant, to.name, importance)

@@ -22,7 +22,7 @@ def test_parts_sum_to_the_difference_of_two_logits(name, opened, clean):
     found = pyggml.lab.direct_attribution(model, clean, 7, 5, at=-2)
     assert found.logit == pytest.approx(t["output"][-2, 7] - t["output"][-2, 5], abs=2e-5)
     assert found.total == pytest.approx(found.logit, abs=1e-9)
-    biases = [x for n, x in found.others.items() if n.startswith("blk.") and n.endswith(".bias")]
+    biases = [x for n, x in found.rest.items() if n.startswith("blk.") and n.endswith(".bias")]
     assert biases and (np.abs(biases).max() < 2e-6) == (name != "gpt2-F16"), "what is left over"
     assert np.isnan(found.heads).any() == (name == "lfm2-Q4_K_M"), "its first block has none"
     assert f"{found.logit:+.4f}  logit" in str(found)
@@ -70,7 +70,7 @@ def test_the_picture_and_the_table_name_parts(llama, clean):
     assert abs(x) == max(
         np.abs(found.heads).max(),
         *(np.abs(n).max() for n in found.neurons.values()),
-        *map(abs, found.others.values()),
+        *map(abs, found.rest.values()),
     )
     assert name in str(found)
 
@@ -108,8 +108,6 @@ def test_what_stands_beside_heads_keeps_the_name_of_the_branch(clean, tmp_path):
     model = pyggml.load(tiny_models.write(tmp_path / "model.gguf", "falcon-h1"))
     found = pyggml.lab.direct_attribution(model, clean[:5], 7)
     assert found.total == pytest.approx(found.logit, abs=1e-6)
-    assert (
-        abs(found.others["blk.0.attn_out"]) > 1e-3 and "blk.0.attn_output.bias" not in found.others
-    )
+    assert abs(found.rest["blk.0.attn_out"]) > 1e-3 and "blk.0.attn_output.bias" not in found.rest
     with pytest.raises(ConfigError, match="block 0 of falcon-h1 has more than heads"):
         pyggml.lab.edge_attribution(model, clean[:5], clean[1:6], lambda t: t["logits"][-1, 7])

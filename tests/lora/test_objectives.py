@@ -50,7 +50,7 @@ def test_a_declaration_is_whole(name):
 
 def test_a_setting_of_several_has_one_range():
     for of in USERS.values():
-        assert len({f.metadata["wanted"] for f in of.values()}) == 1
+        assert len({f.metadata["range"] for f in of.values()}) == 1
 
 
 @dataclass(frozen=True, slots=True)

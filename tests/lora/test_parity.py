@@ -51,7 +51,7 @@ def windows_of(run, ctx, numbers=None):
     ends = np.cumsum(run["lengths"])
     ids = np.split(run["ids"].astype(np.int32), ends[:-1])
     answers = [
-        Answer(list(d), np.arange(len(d)) >= first, wanted=i % 2 == 0)
+        Answer(list(d), np.arange(len(d)) >= first, is_wanted=i % 2 == 0)
         for i, (d, first) in enumerate(zip(ids, run["prompts"], strict=True))
     ]
     in_windows = np.split(run["order"], np.cumsum(run["windows"])[:-1])

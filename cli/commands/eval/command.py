@@ -60,7 +60,7 @@ _MODEL = in_group("model", aliases=MODEL_ALIASES)
     help="also evaluate the files that follow, models and adapters of -m, and print how they "
     "differ from the first",
 )
-@click.argument("others", nargs=-1, type=AdapterStack(), metavar="[--compare FILE...]")
+@click.argument("stacks", nargs=-1, type=AdapterStack(), metavar="[--compare FILE...]")
 @data_option(
     *("-f", "--file", "files"),
     about="text, rows as for finetune, pairs of chosen and rejected, questions with choices, "
@@ -77,7 +77,7 @@ def command(
     control_vector: tuple[Adapter, ...] | None,
     control_vector_layers: tuple[int, int] | None,
     compare: bool,
-    others: tuple[tuple[Adapter, ...], ...],
+    stacks: tuple[tuple[Adapter, ...], ...],
     files: tuple[Path, ...],
     as_json: bool,
     threads: int,
@@ -93,9 +93,9 @@ def command(
     --compare also evaluates models and adapters of -m on the same data, and prints how each differs
     from the first.
     """
-    if others and not compare:
-        raise ConfigError(f"{others[0][0][0]}: wanted --compare before files to compare")
-    if compare and not others:
+    if stacks and not compare:
+        raise ConfigError(f"{stacks[0][0][0]}: wanted --compare before files to compare")
+    if compare and not stacks:
         raise ConfigError("--compare names no file, wanted models, or adapters of -m")
     for name in ("delimiter", "ask"):
         given[name] = given[name] and unescape(given[name])
@@ -106,7 +106,7 @@ def command(
     how |= {"gpu_layers": gpu_layers, "split": split, "stream_weights": stream_weights}
     controls, layers = control_vector or (), control_vector_layers
     check_control_layers(layers, controls)
-    _evaluate(subjects(model, lora, others, controls, layers, **how), data, config, as_json)
+    _evaluate(subjects(model, lora, stacks, controls, layers, **how), data, config, as_json)
 
 
 def _evaluate(
@@ -145,12 +145,12 @@ def _template(models: Sequence[ModelSource], first: Model) -> str:
     the same tokens; else each one's own. ConfigError if adapters were trained with several."""
     paths = dict.fromkeys(path for model in models for path, _ in model.adapters[::-1])
     choice = choose_template(first.tokenizer, [*paths][::-1], None)
-    if choice.others and len(models) > 1:
-        names = " and ".join(str(path) for path in (*choice.others, choice.wanted))
+    if choice.differing and len(models) > 1:
+        names = " and ".join(str(path) for path in (*choice.differing, choice.template))
         raise ConfigError(
             f"{names} were trained with different chat templates: name one for all with "
             "--chat-template, which takes such a file too"
         )
     for text in choice.notes:
         note(text)
-    return choice.wanted
+    return choice.template

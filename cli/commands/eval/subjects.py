@@ -14,12 +14,12 @@ from pyggml.models.stack import read_below
 def subjects(
     model: Path | None,
     adapters: Sequence[Adapter] | None,
-    others: Sequence[Sequence[Adapter]],
+    stacks: Sequence[Sequence[Adapter]],
     controls: tuple[Adapter, ...] = (),
     layers: tuple[int, int] | None = None,
     **how: Any,
 ) -> list[ModelSource]:
-    """-m with its adapters, if it is given, and each of the others: a model, or adapters of -m, of
+    """-m with its adapters, if it is given, and each of `stacks`: a model, or adapters of -m, of
     which those of --lora that they were trained on are a part.
 
     controls   the control vectors of -m, which the others have not, after blocks `layers`
@@ -27,13 +27,13 @@ def subjects(
 
     Raises ConfigError if there is nothing to evaluate, or an adapter without a model.
     """
-    if model is None and (adapters or controls or not others):
+    if model is None and (adapters or controls or not stacks):
         raise ConfigError("-m is missing, wanted -m MODEL.gguf, or --compare and models")
     given = tuple(adapters or ())
     evaluated = []
     if model is not None:
         evaluated = [ModelSource(model, given, controls=controls, layers=layers, **how)]
-    for stack in others:
+    for stack in stacks:
         path, weight = stack[0]
         if len(stack) > 1 or _is_adapter(path):
             if model is None:

@@ -77,7 +77,7 @@ def with_template(job: Job, tokenizer: Tokenizer) -> tuple[Job, TemplateChoice]:
     told = job.reading.chat_template if "chat_template" in job.fixed else None
     adapters = [*(path for path, _ in job.below or ()), *([job.init] if job.init else [])]
     choice = choose_template(tokenizer, adapters, told)
-    return replace(job, reading=replace(job.reading, chat_template=choice.wanted)), choice
+    return replace(job, reading=replace(job.reading, chat_template=choice.template)), choice
 
 
 def has_chats(corpus: Corpus) -> bool:

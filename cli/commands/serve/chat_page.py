@@ -36,7 +36,7 @@ def _settings(defaults: Sampling) -> list[dict[str, Any]]:
         value = getattr(defaults, f.name)
         if type(value) in (int, float):
             label = f.name.replace("_", " ").capitalize()
-            about = {"help": f.metadata["help"], "wanted": f.metadata["wanted"]}
+            about = {"help": f.metadata["help"], "wanted": f.metadata["range"]}
             step = 1 if isinstance(value, int) else "any"
             shown = "random" if (f.name, value) == ("seed", -1) else value
             settings.append(

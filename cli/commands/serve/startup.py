@@ -102,7 +102,7 @@ class Opener:
         say_placement(model)
         compile_form(self.sampling, model.tokenizer)  # one that is none is refused now
         choice = choose_template(model.tokenizer, (), self.given["chat_template"])
-        voice = Voice(name, model, _chats(model, choice.wanted, self.given), self._n_ctx(model))
+        voice = Voice(name, model, _chats(model, choice.template, self.given), self._n_ctx(model))
         if path == self.path:
             vectors, layers = self.given["control_vector"], self.given["control_vector_layers"]
             voice.controls = Controls.read(vectors, layers, model)
@@ -112,7 +112,7 @@ class Opener:
         """The same with adapters, which may carry a template."""
         told, paths = self.given["chat_template"], [path for path, _ in files]
         choice = choose_template(base.model.tokenizer, paths, told)
-        chats = _chats(base.model, choice.wanted, self.given)
+        chats = _chats(base.model, choice.template, self.given)
         return base.with_adapters(name, files, chats, choice.notes)
 
     def _on(

@@ -42,7 +42,7 @@ class Answer:
 
     ids: Sequence[int] | np.ndarray
     trained: np.ndarray
-    wanted: bool
+    is_wanted: bool
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,7 +57,7 @@ class Answer:
         return Answer(
             [*other.ids[:theirs], *self.ids[mine:]],
             np.concatenate([other.trained[:theirs], self.trained[mine:]]),
-            self.wanted,
+            self.is_wanted,
         )
 
 
@@ -252,7 +252,7 @@ def _answer(documents: Documents, i: int) -> Answer:
     assert documents.trained is not None
     first = int(documents.starts[i])
     at = slice(first, first + int(documents.lengths[i]))
-    return Answer(documents.ids[at], documents.trained[at], wanted=i % 2 == 0)
+    return Answer(documents.ids[at], documents.trained[at], is_wanted=i % 2 == 0)
 
 
 def _check_lengths(lengths: Sequence[int], places: Sequence[RowPlace], ctx: int) -> None:
@@ -322,6 +322,6 @@ def fill_windows(windows: Sequence[Sequence[Answer]], ctx: int) -> Preferences:
             n = min(len(answer), ctx + 1 - first)
             at = (row, slice(first, first + n))
             tokens[at], trained[at] = answer.ids[:n], answer.trained[:n]
-            documents[at], signs[row, i] = number, 1 if answer.wanted else -1
+            documents[at], signs[row, i] = number, 1 if answer.is_wanted else -1
             first, number = first + n, number + 1
     return Preferences(tokens, documents, trained, signs=signs)

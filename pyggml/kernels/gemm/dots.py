@@ -51,8 +51,8 @@ def step(kind: DType) -> int:
 
 def kind_of_rows(kind: DType, depth: int) -> int:
     """The number of a type in row_dots; -1 if that cannot take rows of it."""
-    known = kind.name in DIRECT_TYPES and depth % step(kind) == 0 and depth <= LONGEST
-    return DIRECT_TYPES.index(kind.name) if known else -1
+    fits = kind.name in DIRECT_TYPES and depth % step(kind) == 0 and depth <= LONGEST
+    return DIRECT_TYPES.index(kind.name) if fits else -1
 
 
 @kernel

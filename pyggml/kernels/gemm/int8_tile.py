@@ -74,7 +74,7 @@ def in_few_bits(name: str) -> tuple[int, int]:
         return 0, 0
     zero, most = unsigned_range(name) or (0, _LARGEST)
     n = _LARGEST // (2 * 127 * most)
-    together = next((some for some in (8, 4, 2) if some <= n), 0)
+    together = next((n_words for n_words in (8, 4, 2) if n_words <= n), 0)
     return together, zero if together else 0
 
 
@@ -207,8 +207,8 @@ class _Bytes(VectorBlock):
         ends = minima, b.fadd(b.fmul(scales, every(scales.type, float(most))), minima)
         lower, upper = (_extreme(b, ends, which) for which in "<>")
         least, largest = (
-            _extreme(b, _each_of_pairs(b, some), which)
-            for some, which in ((lower, "<"), (upper, ">"))
+            _extreme(b, _each_of_pairs(b, bounds), which)
+            for bounds, which in ((lower, "<"), (upper, ">"))
         )
         middle = b.fmul(b.fadd(least, largest), every(scales.type, 0.5))
         self._store_firsts(middle, self._minima)
@@ -219,8 +219,8 @@ class _Bytes(VectorBlock):
         """Store the first of each two floats, the one for GROUP weights."""
         firsts = [*range(0, numbers.type.count, 2)]
         mask = ir.Constant(ir.VectorType(I32, len(firsts)), firsts)
-        some = self.b.shuffle_vector(numbers, numbers, mask)
-        store(self.b, some, at(self.b, to, ir.Constant(I64, 0)))
+        halves = self.b.shuffle_vector(numbers, numbers, mask)
+        store(self.b, halves, at(self.b, to, ir.Constant(I64, 0)))
 
     def add_minimum(self, minimum: Any) -> None:
         self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, 0)))
@@ -265,9 +265,9 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
         store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
         n_together = 2 if BYTE_TILE.square else 1
         for word in range(0, BLOCK_WORDS, n_together):
-            some = [_word_of(builder, values[4 * i : 4 * i + 4], per_scale)
+            packed = [_word_of(builder, values[4 * i : 4 * i + 4], per_scale)
                     for i in range(word, word + n_together)]  # fmt: skip
-            for i, words in enumerate(in_turns(builder, some)):
+            for i, words in enumerate(in_turns(builder, packed)):
                 store(builder, words, at(builder, to, ir.Constant(I64, word * PANEL + i * LANES)))
         return context.get_dummy_value()
 
@@ -370,8 +370,8 @@ def _emit_products(
     """sums + scale_a · scale_b · (start + Σ a·b) of one block."""
     multiply = _emit_squares if BYTE_TILE.square else partial(_emit_whole, together)
     whole = multiply(builder, i, a, b, a_terms)
-    scales, others = _of_rows(builder, i, a_terms, 0), _of_columns(builder, i, b_terms, 0)
-    pairs = [(scale, other) for scale in scales for other in others]
+    scales, column_scales = _of_rows(builder, i, a_terms, 0), _of_columns(builder, i, b_terms, 0)
+    pairs = [(scale, other) for scale in scales for other in column_scales]
     return [
         fma(builder, builder.fmul(builder.sitofp(q, _NUMBERS), other), scale, old)
         for q, (scale, other), old in zip(whole, pairs, sums, strict=True)

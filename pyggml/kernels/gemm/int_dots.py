@@ -63,8 +63,8 @@ class _Sums:
 
     def add(self, one: Any, other: Any) -> None:
         """Sums += one · other."""
-        some = self._vectors[one.type.count]
-        to = some[self._turn % len(some)]
+        vectors = self._vectors[one.type.count]
+        to = vectors[self._turn % len(vectors)]
         self._turn += one.type.count == _LANES
         self.b.store(fma(self.b, one, other, self.b.load(to)), to)
 
@@ -91,8 +91,8 @@ class _Row:
         unit, p = self.unit, self.unit.plan
         scales = self.block.scales(p.of_group)
         weights = [
-            [self.block.wide(p.pieces[piece] for piece in p.vectors[i]) for i in some]
-            for some in p.sums
+            [self.block.wide(p.pieces[piece] for piece in p.vectors[i]) for i in indices]
+            for indices in p.sums
         ]
         for t, sums in enumerate(self.sums):
             if p.zero:
@@ -100,9 +100,9 @@ class _Row:
             if p.n_minima:
                 sums.add(self.block.minima, self._read(t, unit.minima, F32, p.n_minima))
             mine = self.b.fmul(scales, self._read(t, unit.n, F32, unit.n_scales))
-            for some, vectors in zip(p.sums, weights, strict=True):
-                products = self._products(vectors, some, t)
-                sums.add(products, self._permute(mine, p.lanes(some[0])))
+            for indices, vectors in zip(p.sums, weights, strict=True):
+                products = self._products(vectors, indices, t)
+                sums.add(products, self._permute(mine, p.lanes(indices[0])))
 
     def _permute(self, scales: Any, lanes: list[int]) -> Any:
         """scales[lanes]. By name where one instruction does it: LLVM would take two that need no

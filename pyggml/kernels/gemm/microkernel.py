@@ -50,9 +50,8 @@ def make_tile_product(tile: Tile) -> Any:
         signature = types.void(*(types.intp,) * 7)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, *others = arguments
-            operand = a, ir.Constant(I64, 1), ir.Constant(I64, tile.mr)
-            _emit_tile_product(builder, operand, others, tile)
+            operand = arguments[0], ir.Constant(I64, 1), ir.Constant(I64, tile.mr)
+            _emit_tile_product(builder, operand, arguments[1:], tile)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -79,16 +78,16 @@ def make_strided_product(tile: Tile) -> Any:
     return strided_product
 
 
-def _emit_tile_product(builder: Any, operand: Any, others: Any, tile: Tile) -> None:
+def _emit_tile_product(builder: Any, operand: Any, arguments: Any, tile: Tile) -> None:
     """operand is a and its steps from row to row and along k."""
-    b, ldb, c, ldc, k, accumulate = others
+    b, ldb, c, ldc, k, accumulate = arguments
     vector = ir.VectorType(F32, tile.lanes)
     multiply = _emit_square_loop if tile.square else _emit_depth_loop
     sums = multiply(builder, operand, b, ldb, k, tile)
     summed, plain = builder.append_basic_block("add"), builder.append_basic_block("store")
     done = builder.append_basic_block("done")
-    wanted = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
-    builder.cbranch(wanted, summed, plain)
+    adds = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
+    builder.cbranch(adds, summed, plain)
     for block, with_old in ((summed, True), (plain, False)):
         builder.position_at_end(block)
         for i in range(tile.mr):
@@ -253,8 +252,8 @@ def make_transpose(lanes: int, words: Callable[..., Any] = load) -> Any:
             vector, index = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
             middle = lanes // 2
             masks = [
-                ir.Constant(index, [x for i in some for x in (i, i + lanes)])
-                for some in (range(middle), range(middle, lanes))
+                ir.Constant(index, [x for i in half for x in (i, i + lanes)])
+                for half in (range(middle), range(middle, lanes))
             ]
             rows = []
             for i in range(lanes):

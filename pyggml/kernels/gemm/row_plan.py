@@ -146,11 +146,11 @@ def _plans(name: str, n_blocks: int) -> Iterator[RowPlan]:
 
 def _orders(n: int, inside: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """n pieces, 2^k, to vectors of `inside`, 2^i."""
-    digits, wanted = range(n.bit_length() - 1), inside.bit_length() - 1
-    for chosen in combinations(digits, wanted):
-        others = [digit for digit in digits if digit not in chosen]
+    digits, n_digits = range(n.bit_length() - 1), inside.bit_length() - 1
+    for chosen in combinations(digits, n_digits):
+        remaining = [digit for digit in digits if digit not in chosen]
         yield tuple(
-            tuple(_number(vector, others) + _number(place, chosen) for place in range(inside))
+            tuple(_number(vector, remaining) + _number(place, chosen) for place in range(inside))
             for vector in range(n // inside)
         )
 
@@ -194,7 +194,8 @@ def _move(node: Node) -> int:
 def _factors(moves: list[int], size: int) -> tuple[float, ...] | None:
     """Of each SUBGROUP; None if its pieces are moved by different numbers."""
     each = [moves[i : i + SUBGROUP // size] for i in range(0, len(moves), SUBGROUP // size)]
-    return None if any(len({*some}) > 1 for some in each) else tuple(2.0 ** -m[0] for m in each)
+    alike = all(len({*subgroup}) == 1 for subgroup in each)
+    return tuple(2.0 ** -m[0] for m in each) if alike else None
 
 
 def _sums(p: RowPlan) -> tuple[tuple[int, ...], ...]:
@@ -202,7 +203,7 @@ def _sums(p: RowPlan) -> tuple[tuple[int, ...], ...]:
     together: dict[tuple[int, ...], list[int]] = {}
     for i in range(len(p.vectors)):
         together.setdefault(tuple(p.lanes(i)), []).append(i)
-    return tuple(tuple(some) for some in together.values())
+    return tuple(tuple(indices) for indices in together.values())
 
 
 def _cost(name: str, n_blocks: int, p: RowPlan) -> int:

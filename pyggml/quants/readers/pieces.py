@@ -293,41 +293,41 @@ class PieceBlock(VectorBlock):
 
     def wide(self, pieces: Any) -> Any:
         """Pieces of equal size, 2^k of them, one after the other."""
-        some = tuple(pieces)
-        if some not in self._emitted:
-            self._emitted[some] = self._wide(some)
-        return self._emitted[some]
+        group = tuple(pieces)
+        if group not in self._emitted:
+            self._emitted[group] = self._wide(group)
+        return self._emitted[group]
 
-    def _wide(self, some: tuple[Piece, ...]) -> Any:
-        ops = {node.op for _, node in some}
-        if len(ops) == 1 and (ops <= _ELEMENTWISE or len(some) == 1 or self._together(some)):
-            emit = getattr(self, f"_emit_{some[0][1].op}")
-            parts = zip(*(node.of for _, node in some), strict=True)
+    def _wide(self, group: tuple[Piece, ...]) -> Any:
+        ops = {node.op for _, node in group}
+        if len(ops) == 1 and (ops <= _ELEMENTWISE or len(group) == 1 or self._together(group)):
+            emit = getattr(self, f"_emit_{group[0][1].op}")
+            parts = zip(*(node.of for _, node in group), strict=True)
             of = [
-                self.wide((block, part) for (block, _), part in zip(some, each, strict=True))
+                self.wide((block, part) for (block, _), part in zip(group, each, strict=True))
                 for each in parts
             ]
-            return emit(some, *of)
-        halves = [self.wide(part) for part in (some[: len(some) // 2], some[len(some) // 2 :])]
+            return emit(group, *of)
+        halves = [self.wide(part) for part in (group[: len(group) // 2], group[len(group) // 2 :])]
         return self._shuffle(halves[0], range(2 * halves[0].type.count), halves[1])
 
-    def _starts(self, some: tuple[Piece, ...], of_block: int) -> list[int]:
-        return [block * of_block + node.at[0] for block, node in some]
+    def _starts(self, group: tuple[Piece, ...], of_block: int) -> list[int]:
+        return [block * of_block + node.at[0] for block, node in group]
 
-    def _together(self, some: tuple[Piece, ...]) -> bool:
+    def _together(self, group: tuple[Piece, ...]) -> bool:
         """Whether they are read at once: neighbours in the file, or flags and points, which are
         joined otherwise."""
-        n, starts = some[0][1].n, self._starts(some, self._block_bytes)
-        is_load = some[0][1].op == "load"
-        return not is_load or starts == [*range(starts[0], starts[0] + n * len(some), n)]
+        n, starts = group[0][1].n, self._starts(group, self._block_bytes)
+        is_load = group[0][1].op == "load"
+        return not is_load or starts == [*range(starts[0], starts[0] + n * len(group), n)]
 
-    def _emit_load(self, some: tuple[Piece, ...]) -> Any:
-        start = self._starts(some, self._block_bytes)[0]
-        return self._read(start, ir.VectorType(I8, some[0][1].n * len(some)))
+    def _emit_load(self, group: tuple[Piece, ...]) -> Any:
+        start = self._starts(group, self._block_bytes)[0]
+        return self._read(start, ir.VectorType(I8, group[0][1].n * len(group)))
 
-    def _emit_flags(self, some: tuple[Piece, ...]) -> Any:
-        bits = self._word_of_bits(self._starts(some, 8 * self._block_bytes), some[0][1].n)
-        return where_set(self.b, bits, some[0][1].at[1])
+    def _emit_flags(self, group: tuple[Piece, ...]) -> Any:
+        bits = self._word_of_bits(self._starts(group, 8 * self._block_bytes), group[0][1].n)
+        return where_set(self.b, bits, group[0][1].at[1])
 
     def _word_of_bits(self, starts: list[int], n: int) -> Any:
         """n bits from each start, one after the other, as an integer."""
@@ -344,13 +344,14 @@ class PieceBlock(VectorBlock):
         )
         return self.b.or_(low, self.b.shl(high, ir.Constant(kind, n_bits // 2)))
 
-    def _emit_points(self, some: tuple[Piece, ...]) -> Any:
-        table, n = some[0][1].at[2], some[0][1].n
+    def _emit_points(self, group: tuple[Piece, ...]) -> Any:
+        table, n = group[0][1].at[2], group[0][1].n
         row = ir.IntType(8 * table.width)
-        rows, start = ir.VectorType(row, n * len(some) // table.width), table_pointer(self.b, table)
+        rows = ir.VectorType(row, n * len(group) // table.width)
+        start = table_pointer(self.b, table)
         points = ir.Constant(rows, ir.Undefined)
         for i in range(rows.count):
-            block, node = some[i * table.width // n]
+            block, node = group[i * table.width // n]
             indices = self._indices[node.at[1]]
             lane = block * (indices.type.count // self.n_blocks) + node.at[0] // table.width
             lane += i % max(1, n // table.width)
@@ -359,12 +360,12 @@ class PieceBlock(VectorBlock):
             one = self.b.load(self.b.bitcast(here, row.as_pointer()))
             one.align = table.width
             points = self.b.insert_element(points, one, ir.Constant(I32, i))
-        return self.b.bitcast(points, ir.VectorType(I8, n * len(some)))
+        return self.b.bitcast(points, ir.VectorType(I8, n * len(group)))
 
-    def _emit_bits(self, some: tuple[Piece, ...], whole: Any) -> Any:
-        size = some[0][1].n
-        amounts = [node.at[0] - node.at[2] for _, node in some]  # to the right
-        masks = [((1 << node.at[1]) - 1) << node.at[2] for _, node in some]
+    def _emit_bits(self, group: tuple[Piece, ...], whole: Any) -> Any:
+        size = group[0][1].n
+        amounts = [node.at[0] - node.at[2] for _, node in group]  # to the right
+        masks = [((1 << node.at[1]) - 1) << node.at[2] for _, node in group]
         if len(masks) == 1 or masks[0] != 255 or any(amounts):
             mask = ir.Constant(whole.type, [m for m in masks for _ in range(size)])
             return self.b.and_(self._shift(whole, amounts), mask)
@@ -392,22 +393,22 @@ class PieceBlock(VectorBlock):
             v = b.call(turn, [v, v, ir.Constant(words, [amount % size for amount in each])])
         return b.bitcast(v, whole.type)
 
-    def _emit_either(self, some: tuple[Piece, ...], one: Any, other: Any) -> Any:
+    def _emit_either(self, group: tuple[Piece, ...], one: Any, other: Any) -> Any:
         return self.b.or_(one, other)
 
-    def _emit_minus(self, some: tuple[Piece, ...], whole: Any) -> Any:
-        return self.b.sub(whole, every(whole.type, some[0][1].at[0]))
+    def _emit_minus(self, group: tuple[Piece, ...], whole: Any) -> Any:
+        return self.b.sub(whole, every(whole.type, group[0][1].at[0]))
 
-    def _emit_digits(self, some: tuple[Piece, ...], whole: Any) -> Any:
-        size = some[0][1].n
-        powers = [3 ** node.at[0] % 256 for _, node in some for _ in range(size)]
+    def _emit_digits(self, group: tuple[Piece, ...], whole: Any) -> Any:
+        size = group[0][1].n
+        powers = [3 ** node.at[0] % 256 for _, node in group for _ in range(size)]
         return super().digits(self.b.mul(whole, ir.Constant(whole.type, powers)), 0)
 
-    def _emit_negate(self, some: tuple[Piece, ...], whole: Any, where: Any) -> Any:
+    def _emit_negate(self, group: tuple[Piece, ...], whole: Any, where: Any) -> Any:
         return super().negate(whole, where)
 
-    def _emit_lookup(self, some: tuple[Piece, ...], nibbles: Any) -> Any:
-        return super().lookup(nibbles, some[0][1].at)
+    def _emit_lookup(self, group: tuple[Piece, ...], nibbles: Any) -> Any:
+        return super().lookup(nibbles, group[0][1].at)
 
 
 _ELEMENTWISE = {"bits", "either", "minus", "digits", "negate", "lookup"}

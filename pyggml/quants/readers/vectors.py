@@ -71,13 +71,13 @@ def vector_of(lane: Any) -> Any:
 def table_pointer(builder: Any, table: ByteTable) -> Any:
     """The bytes of a table, which lies in the module once."""
     module, name = builder.module, f"pyggml.table.{sha256(table.rows.tobytes()).hexdigest()[:16]}"
-    known = module.globals.get(name)
-    if known is None:
+    rows = module.globals.get(name)
+    if rows is None:
         raw = bytearray(table.rows)
         constant = ir.Constant(ir.ArrayType(I8, len(raw)), raw)
-        known = cgutils.global_constant(module, name, constant)
-        known.align = table.width
-    return builder.bitcast(known, I8.as_pointer())
+        rows = cgutils.global_constant(module, name, constant)
+        rows.align = table.width
+    return builder.bitcast(rows, I8.as_pointer())
 
 
 class VectorBlock(Block):
@@ -229,7 +229,7 @@ class VectorBlock(Block):
     def subgroups(self, q: Any) -> list[Any]:
         """The first and the second SUBGROUP of GROUP bytes q, as floats."""
         lanes = range(SUBGROUP), range(SUBGROUP, GROUP)
-        masks = (ir.Constant(_I32X16, list(some)) for some in lanes)
+        masks = (ir.Constant(_I32X16, list(half)) for half in lanes)
         return [self.floats(self.b.shuffle_vector(q, q, mask)) for mask in masks]
 
 

@@ -40,20 +40,20 @@ def load(index: int, pairs: Iterable[tuple[Bytes, np.ndarray]]) -> None:
     """Copy arrays without gaps to a card's memory, and wait until they are there. The first are
     copied while the others' memory is taken. Raises FileChangedError if a file has become
     shorter."""
-    wanted, maps = SimpleQueue[np.ndarray | None](), dict[int, Any]()
+    queue, maps = SimpleQueue[np.ndarray | None](), dict[int, Any]()
     stream, n = _new_stream(), min(_MOST_THREADS, threads.most())
     try:
         with ThreadPoolExecutor(n) as pool:
-            sent = [pool.submit(_send, index, stream, wanted) for _ in range(n)]
+            sent = [pool.submit(_send, index, stream, queue) for _ in range(n)]
             try:
                 for target, values in pairs:
                     mapped = map_of(values)
                     maps[id(mapped)] = mapped
                     for rows in _pieces(target, values, mapped):
-                        wanted.put(rows)
+                        queue.put(rows)
             finally:
                 for _ in sent:
-                    wanted.put(None)
+                    queue.put(None)
     finally:
         _end_stream(stream)
     codes = [one.result() for one in sent]
@@ -77,17 +77,17 @@ def _pieces(target: Bytes, values: np.ndarray, mapped: Any) -> Iterator[np.ndarr
         yield np.stack([np.full_like(at, handle), start + at, target.address + at, n], axis=1)
 
 
-def _send(index: int, stream: int, wanted: SimpleQueue[np.ndarray | None]) -> int:
+def _send(index: int, stream: int, queue: SimpleQueue[np.ndarray | None]) -> int:
     """Copy pieces until there are no more; what `send` returned that is not 0, else 0."""
     make_current(index)
-    rows, code, turn = wanted.get(), 0, 0
+    rows, code, turn = queue.get(), 0, 0
     if rows is None:
         return 0
     memory, events = _lock_memory(2 * _HALF), _new_events()
     while rows is not None:
         code = code or send(rows, turn, memory, stream, events)
         turn += len(rows)
-        rows = wanted.get()
+        rows = queue.get()
     _end_events(events)
     unlock_pages(memory.ctypes.data)
     return code

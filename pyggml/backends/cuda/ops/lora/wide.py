@@ -381,16 +381,17 @@ def _bind_each(site: CudaSite) -> Call:
     for i, r in enumerate(ranks):
         alike.setdefault((node.src[i].dtype is BF16, r), []).append(i)
     calls, scratch = [], site.scratch.view(np.float32)
-    for (in_bf16, rank), some in alike.items():
+    for (in_bf16, rank), indices in alike.items():
         form = form_of(m, columns(rank))
         n_parts = form.n_parts(m, max(ks))
-        taken = len(some) * n_parts * m * columns(rank)
-        tiles = tuple(tiles_of([site.src[n + i]], [rank], [scales[i]], (1, rank)) for i in some)
+        taken = len(indices) * n_parts * m * columns(rank)
+        tiles = tuple(tiles_of([site.src[n + i]], [rank], [scales[i]], (1, rank)) for i in indices)
+        of_each = (tuple(of[i] for i in indices) for of in (ks, begins, furthers))
         calls.append(launch(
             _kernel_of_each(columns(rank) // TILE_COLUMNS, form, in_bf16),
-            (form.n_blocks(m), n_parts, len(some)), 32 * form.n_warps, site.stream, site.out,
-            scratch[:taken], tickets_of(site, m, len(some)), tuple(site.src[i] for i in some),
-            tiles, m, *(tuple(of[i] for i in some) for of in (ks, begins, furthers)), node.shape[1],
+            (form.n_blocks(m), n_parts, len(indices)), 32 * form.n_warps, site.stream, site.out,
+            scratch[:taken], tickets_of(site, m, len(indices)), tuple(site.src[i] for i in indices),
+            tiles, m, *of_each, node.shape[1],
         ))  # fmt: skip
         scratch = scratch[taken:]
     return in_turn(*calls)
