@@ -37,8 +37,10 @@ HERE = Path(__file__).parent
 # What tests start imports the checkout, as they do (pythonpath in pyproject.toml).
 PATHS = [str(HERE.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(PATHS))
-# Files that take a minute each where kernels are compiled anew: the first, so that both processes
-# of a whole run end at the same time.
+# Of a whole run: two cores are busy also while a test waits for a disk, a clock or another process.
+N_WORKERS = 3
+# Files that take a minute each where kernels are compiled anew: the first, so that all processes of
+# a whole run end at the same time.
 LONG_FILES = (
     "kernels/gemm/test_isa.py",
     "test_lessons.py",
@@ -63,16 +65,16 @@ def skipped_before(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """The whole suite runs in two processes, each file in one of them, unless -n is given.
+    """The whole suite runs in N_WORKERS processes, each file in one of them, unless -n is given.
 
     Kernels use all threads there as elsewhere: tests that compare threads have some.
     """
     option = config.option
-    if hasattr(config, "workerinput"):  # this is one of the two
+    if hasattr(config, "workerinput"):  # this is one of them
         return
     xdist = config.pluginmanager.hasplugin("xdist") and os.cpu_count() > 1
     if xdist and option.numprocesses is None and is_whole(config):
-        option.numprocesses = 2
+        option.numprocesses = N_WORKERS
         option.dist, option.loadscopereorder = "loadfile", False
 
 
@@ -149,7 +151,7 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """What one of two processes has compared counts here."""
+    """What one of the processes has compared counts here."""
     node.config.stash[GRADIENTS].update(getattr(node, "workeroutput", {}).get("gradients", {}))
 
 

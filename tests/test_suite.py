@@ -115,13 +115,13 @@ def small_suite(folder, text):
 
 
 @pytest.mark.skipif(os.cpu_count() < 2, reason="one core takes one process")
-def test_the_whole_suite_runs_in_two_processes_and_a_file_in_one(tmp_path):
+def test_the_whole_suite_runs_in_three_processes_and_a_file_in_one(tmp_path):
     """In a small suite with this one's conftest.py; its processes start no others."""
     files = small_suite(tmp_path, RECORDS)
     assert len(files) > 4, "the long files"
     done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
     assert f"{2 * len(files)} passed" in done.stdout, done.stdout + done.stderr
-    assert {p.read_text() for p in tmp_path.rglob("*.worker")} == {"gw0", "gw1"}
+    assert {p.read_text() for p in tmp_path.rglob("*.worker")} == {"gw0", "gw1", "gw2"}
 
 
 WITH = """

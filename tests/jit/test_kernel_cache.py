@@ -18,13 +18,12 @@ from pyggml.jit.workarounds import _sum
 
 # Compiles one kernel, uses it, and prints where Numba looks for caches.
 SCRIPT = """
-import numpy as np
 from numba.core import config
-from pyggml.quants import quantize
-quantize(np.ones((1, 32), np.float32), "Q8_0")
+from pyggml.jit.simd import key_of
+key_of(1.0)
 print(config.CACHE_DIR)
 """
-# The same without a kernel, whose compilation takes seconds.
+# The same without a kernel.
 WHERE = "import pyggml.jit\nfrom numba.core import config\nprint(config.CACHE_DIR)"
 ANYWHERE = ("generic", "numpy")  # instruction sets of any CPU
 CHECKED = int(bool(config.BOUNDSCHECK))

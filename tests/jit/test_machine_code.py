@@ -17,9 +17,28 @@ CODE = Path(__file__).parents[1] / "support" / "machine_code.py"
 TABLES = {"IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"}
 
 
+BYTES, PAIRS = (
+    ("one row", "several", "tile of bytes"),
+    ("tile of pairs", "tile of attention", "rounding"),
+)
+COUNTED = "unpack", "one row", "one row in float32"
+TWO, NONE = "Q8_0,Q4_0", (("none",), "none")
+# A processor and its set → the kernels and the weight types that the tests look at: one process.
+ASKED = {
+    ("neoverse-n1", "auto"): (COUNTED, "all"),
+    ("cortex-a72", "neon"): (BYTES, TWO),
+    ("neoverse-n1", "neondot"): (BYTES, TWO),
+    ("neoverse-v1", "neoni8mm"): (BYTES + PAIRS, TWO),
+    ("neoverse-v1", "neonbf16"): (BYTES + PAIRS, TWO),
+    ("alderlake", "auto"): ((*BYTES, "four rows"), TWO),
+    ("haswell", "auto"): ((*BYTES, "four rows"), TWO),
+}
+
+
 @cache
-def code(cpu, isa="auto", kernels="none", weights="none"):
-    ended = python(CODE, cpu, isa, kernels, weights)
+def code(cpu, isa="auto"):
+    kernels, weights = ASKED.get((cpu, isa), NONE)
+    ended = python(CODE, cpu, isa, ",".join(kernels), weights)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout)
 
@@ -59,7 +78,7 @@ DOTS = {"sdot", "usdot", "smmla", "bfdot", "bfmmla", "bfcvtn"}
 
 @pytest.mark.parametrize("isa", ISA_OF)
 def test_bytes_are_multiplied_by_the_instructions_of_the_set(isa):
-    found = code(ISA_OF[isa], isa, "one row,several,tile of bytes", "Q8_0,Q4_0")
+    found = code(ISA_OF[isa], isa)
     for loop, wanted in (
         (found["one row"]["Q8_0"], SIGNED[isa]),
         (found["one row"]["Q4_0"], UNSIGNED[isa]),
@@ -76,9 +95,8 @@ def test_bytes_are_multiplied_by_the_instructions_of_the_set(isa):
 
 def test_avx_vnni_multiplies_bytes_in_one_instruction():
     """12 vectors of sums, 32 deep, with four products a lane; encoded without AVX-512's prefix."""
-    kernels = "one row,four rows,several,tile of bytes"
-    found = code("alderlake", "auto", kernels, "Q8_0,Q4_0")
-    loops = [loop for kernel in kernels.split(",") for loop in found[kernel].values()]
+    found = code("alderlake")
+    loops = [loop for kernel in (*BYTES, "four rows") for loop in found[kernel].values()]
     for loop in loops:
         ours = [line for line in loop if "vpdpbusd" in line]
         assert ours and all(line.startswith("{vex}") for line in ours)
@@ -89,38 +107,35 @@ def test_avx_vnni_multiplies_bytes_in_one_instruction():
 
 def test_avx2_multiplies_signed_bytes_without_spilling():
     """6 vectors of sums, 32 deep: a weight's sign to x, products of pairs, their widened sums."""
-    tile = code("haswell", "auto", "tile of bytes")["tile of bytes"][""]
+    found = code("haswell")
+    tile = found["tile of bytes"][""]
     for instruction in ("vpsignb", "vpmaddubsw", "vpmaddwd"):
         assert sum(line.startswith(instruction) for line in tile) == 6 * 8
     assert not any("%rsp" in line or "zmm" in line for line in tile)
-    without = code("haswell", "auto", "one row,four rows", "Q8_0,Q4_0")
     for kernel in ("one row", "four rows"):
-        for loop in without[kernel].values():
+        for loop in found[kernel].values():
             assert "vpmaddubsw" in instructions(loop) and not any("vpdp" in line for line in loop)
 
 
 def test_pairs_of_bfloat16_are_multiplied_by_the_instructions_of_the_set():
-    kernels = "tile of pairs,tile of attention,rounding"
-    found = code("neoverse-v1", "neonbf16", kernels)
-    wanted = {"tile of pairs": "bfmmla", "tile of attention": "bfdot", "rounding": "bfcvtn"}
+    found = code("neoverse-v1", "neonbf16")
+    wanted = dict(zip(PAIRS, ("bfmmla", "bfdot", "bfcvtn"), strict=True))
     for kernel, instruction in wanted.items():
         ours = {name.removesuffix("2") for name in instructions(found[kernel][""])}
         assert ours & DOTS == {instruction}
-    without = code("neoverse-v1", "neoni8mm", kernels)
+    without = code("neoverse-v1", "neoni8mm")
     assert not any(instructions(without[kernel][""]) & DOTS for kernel in wanted)
 
 
-@cache
 def counts(cpu):
     """{kernel: {weight type: instructions for 32 weights}}"""
-    kernels = ("unpack", "one row", "one row in float32")
-    found = code(cpu, "auto", ",".join(kernels), "all")
+    found = code(cpu)
 
     def of(kernel, name, loop):
         block = found["blocks"][name]
         return 32 * len(loop) / max(block, 256 if kernel == "one row" else 32)
 
-    return {k: {n: of(k, n, loop) for n, loop in found[k].items()} for k in kernels}
+    return {k: {n: of(k, n, loop) for n, loop in found[k].items()} for k in COUNTED}
 
 
 def test_every_type_is_unpacked_in_less_than_twice_the_instructions_of_q4_0():
@@ -151,7 +166,7 @@ FLAGS, TABLE = ("Q5_0", "Q5_1", "Q1_0"), ("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4")
 @pytest.mark.parametrize("name", FLAGS + TABLE)
 def test_bits_and_tables_need_no_lane_by_lane_moves(name):
     """NEON has no register of bits; a table of 16 bytes is one TBL."""
-    loop = code("neoverse-n1", "auto", "unpack", name)["unpack"][name]
+    loop = code("neoverse-n1")["unpack"][name]
     moves = [line for line in loop if re.match(r"(umov|smov|ins|mov)\s+(w\d+, v|v\d+\.\w\[)", line)]
     assert len(moves) <= 8
     assert "tbl" in instructions(loop) and not instructions(loop) & {"bif", "bit", "bsl"}

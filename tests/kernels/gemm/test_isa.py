@@ -26,7 +26,6 @@ ON_EVERY_ISA = (
     "gemm/test_int8.py::test_rows_meet_tokens_of_any_number[Q4_K]",
     "gemm/test_int8.py::test_gradients_of_rows_in_any_number[Q4_K]",
     "gemm/test_int8.py::test_threads_do_not_change_a_bit",
-    "attention/test_flash.py::test_tiles_give_what_the_plain_path_gives",
     "attention/test_table.py::test_forward_is_the_reference",
     "attention/test_table.py::test_backward_is_the_reference",
 )
