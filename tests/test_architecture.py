@@ -58,6 +58,7 @@ USES_NUMBA |= {
     for name in (
         "code/byte_ptx",
         "code/cluster_ptx",
+        "code/group_ptx",
         "code/jit",
         "code/lowering",
         "code/ptx",
@@ -81,6 +82,7 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/jit/regions.py",
     "pyggml/backends/cuda/code/byte_ptx.py",
     "pyggml/backends/cuda/code/cluster_ptx.py",
+    "pyggml/backends/cuda/code/group_ptx.py",
     "pyggml/backends/cuda/runtime/cubins.py",
     "pyggml/backends/cuda/code/ptx.py",
     "pyggml/kernels/gemm/activations.py",

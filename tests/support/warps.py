@@ -83,23 +83,23 @@ def _of_f16(word):
     return np.array([word], np.uint32).view(np.float16).astype(np.float32)
 
 
-def _multiply_tile(floats):
-    def multiply(c, a, b0, b1):
+def _add_tile(floats):
+    def add(sums, i, a, b0, b1):
         """mma.sync.m16n8k16: of each lane 4g + t, see pyggml.backends.cuda.code.ptx."""
         left, right = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
         for lane, (words, first, second) in enumerate(_exchanged((a, b0, b1))):
             g, t = divmod(lane, 4)
-            for i, word in enumerate(words):
-                at = 2 * t + 8 * (i // 2)
-                left[g + 8 * (i % 2), at : at + 2] = floats(int(word))
+            for j, word in enumerate(words):
+                at = 2 * t + 8 * (j // 2)
+                left[g + 8 * (j % 2), at : at + 2] = floats(int(word))
             right[2 * t : 2 * t + 2, g] = floats(int(first))
             right[2 * t + 8 : 2 * t + 10, g] = floats(int(second))
         product = left @ right
         g, t = divmod(_me() % LANES, 4)
-        mine = [product[g + 8 * (e // 2), 2 * t + e % 2] for e in range(4)]
-        return tuple(np.float32(x + y) for x, y in zip(c, mine, strict=True))
+        for e in range(4):
+            sums[i, e] += product[g + 8 * (e // 2), 2 * t + e % 2]
 
-    return multiply
+    return add
 
 
 def _load_matrices(transposed):
@@ -160,8 +160,8 @@ def as_instructions(monkeypatch):
         "power_of_two": lambda x: np.float32(2.0) ** np.float32(x),
         "reciprocal": lambda x: np.float32(1) / np.float32(x),
         "two_f16": _two_f16,
-        "multiply_tile": _multiply_tile(_floats),
-        "multiply_tile_of_f16": _multiply_tile(_of_f16),
+        "add_tile": _add_tile(_floats),
+        "add_tile_of_f16": _add_tile(_of_f16),
         "load_matrices": _load_matrices(False),
         "load_flipped_matrices": _load_matrices(False),
         "load_matrices_transposed": _load_matrices(True),

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.group_ptx import ROW
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.graph.dtypes import BF16, F16
 
 THREADS = 128  # of a block: four warps
 HEAD_SIZES = (64, 128)  # of gradients, and of the forward pass beside them
-ALIGNED = 512  # bytes: a tile begins at a multiple of this
+ALIGNED = 1024  # bytes: a tile begins at a multiple of this
 LOG2_E = np.float32(1.4426950408889634)
 LN_2 = np.float32(0.6931471805599453)
 
@@ -34,21 +35,27 @@ def longest_first(number, n):
 
 
 @cache
-def tile_copier(rows: int, head_size: int) -> Any:
+def tile_copier(rows: int, head_size: int, in_groups: bool = False) -> Any:
     """copy(tile, at, x, first, head, n, n_heads): starts the copies of rows first … of x
-    (n, n_heads, D) to byte `at` of a tile, zeros from n on."""
+    (n, n_heads, D) to byte `at` of a tile, zeros from n on.
+
+    in_groups: as group_ptx.py wants rows, 64 numbers of each behind each other
+    """
     chunks, row_bytes = head_size // 8, 2 * head_size
     shift, together = chunks.bit_length() - 1, THREADS // chunks  # rows at once
+    of_tile = ROW if in_groups else row_bytes
 
     @device
     def copy(tile, at, x, first, head, n, n_heads):
         row, chunk = cuda.threadIdx.x >> shift, cuda.threadIdx.x & (chunks - 1)
         source = (np.int64(first + row) * n_heads + head) * row_bytes + chunk * 16
+        if in_groups:
+            at, chunk = at + (chunk >> 3) * (rows * ROW), chunk & 7
         for i in range(rows // together):
             inside = first + row + i * together < n
             of_row = source + i * together * n_heads * row_bytes
             place = (chunk ^ ((row + i * together) & 7)) << 4
-            to_row = at + (row + i * together) * row_bytes + place
+            to_row = at + (row + i * together) * of_tile + place
             ptx.copy_16(tile, to_row, x, of_row if inside else 0, np.int32(16 if inside else 0))
 
     return copy
@@ -92,11 +99,7 @@ def readers(head_size: int) -> tuple[Any, Any, Any]:
 @device
 def add_product(sums, i, a, b0, b1):
     """sums[i] += A·B of a warp; sums is (results, 4)."""
-    tile = ptx.multiply_tile((sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), a, b0, b1)
-    sums[i, 0] = tile[0]
-    sums[i, 1] = tile[1]
-    sums[i, 2] = tile[2]
-    sums[i, 3] = tile[3]
+    ptx.add_tile(sums, i, a, b0, b1)
 
 
 @device
@@ -112,8 +115,7 @@ def as_left(p, i):
 
 @device
 def _add_product_of_f16(sums, i, a, b0, b1):
-    c = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
-    sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = ptx.multiply_tile_of_f16(c, a, b0, b1)
+    ptx.add_tile_of_f16(sums, i, a, b0, b1)
 
 
 @device

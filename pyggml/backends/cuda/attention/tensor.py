@@ -3,9 +3,10 @@
     in training      q, k and v rounded to bfloat16 or given so
     from a cache     of float16, to which q and the probabilities are rounded; with cap and sinks
 
-A block takes 64 queries of a head, each of its four warps 16 of them. Their q stays in registers;
-keys come 64 at a time (of long heads 32), values while the scores are made, the next keys while
-values are added.
+A block takes 64 queries of a head, each of its four warps 16 of them. Their q stays in registers,
+or in training, where the warps can multiply together (group_ptx.py), in shared memory; keys come
+64 at a time (of long heads 32), values while the scores are made, the next keys while values are
+added.
 """
 
 import math
@@ -30,7 +31,7 @@ from pyggml.backends.cuda.attention.fragments import (
     tile_copier,
 )
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO, keys_of_query
-from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code import group_ptx, ptx
 from pyggml.backends.cuda.code.formulas import softcap
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum
@@ -50,13 +51,14 @@ _OF_CACHES = (64, 128, 256)  # numbers of a head
 
 class _Form(NamedTuple):
     """What a kernel is compiled for: numbers of a head, the type that is multiplied, whether the
-    result is BF16, and what scores have beside their scale."""
+    result is BF16, what scores have beside their scale, and whether warps multiply together."""
 
     head_size: int
     kind: str
     out_in_bf16: bool
     has_cap: bool
     has_sinks: bool
+    in_groups: bool = False
 
     @property
     def keys(self) -> int:
@@ -131,12 +133,19 @@ def _softmax(keys: int, has_cap: bool) -> Any:
     return softmax
 
 
-@cache
-def _steps(head_size: int, keys: int, kind: str) -> tuple[Any, Any]:
-    """(scores, values) of a tile of keys."""
+def _products(form: _Form) -> tuple[Any, Any]:
+    """(scores, add_values) of a tile of keys, and of one of values, at a byte of shared memory."""
+    head_size, keys, steps = form.head_size, form.keys, form.head_size // 16
+    if form.in_groups:
+        by_rows = group_ptx.by_rows(keys, head_size, 1)
+
+        @device
+        def scores_of_group(s, held, tile, at):
+            by_rows((s,), tile, (0,), (at,))
+
+        return scores_of_group, group_ptx.down_rows(head_size, keys)
     _, right, across = readers(head_size)
-    add_product, as_left = PRODUCTS[kind]
-    steps = head_size // 16
+    add_product, as_left = PRODUCTS[form.kind]
 
     @device
     def scores(s, held, tile, at):
@@ -150,21 +159,26 @@ def _steps(head_size: int, keys: int, kind: str) -> tuple[Any, Any]:
                 add_product(s, 2 * j + 1, a, b[2], b[3])
 
     @device
-    def values(o, s, tile, at, shrink, other):
-        """o = o · shrink + p·v."""
-        for i in range(head_size // 8):
-            o[i, 0] *= shrink
-            o[i, 1] *= shrink
-            o[i, 2] *= other
-            o[i, 3] *= other
+    def add_values(o, p, tile, at):
+        """o += p·v."""
         for j in range(keys // 16):
-            a = as_left(s, j)
+            a = as_left(p, j)
             for c in range(steps):
                 b = across(tile, at, 16 * j, c)
                 add_product(o, 2 * c, a, b[0], b[1])
                 add_product(o, 2 * c + 1, a, b[2], b[3])
 
-    return scores, values
+    return scores, add_values
+
+
+@device
+def _shrink(o, n, shrink, other):
+    """Of both rows of n columns of eight."""
+    for i in range(n):
+        o[i, 0] *= shrink
+        o[i, 1] *= shrink
+        o[i, 2] *= other
+        o[i, 3] *= other
 
 
 @device
@@ -201,12 +215,14 @@ def _writer(form: _Form) -> Any:
 
 @cache
 def _kernel(form: _Form) -> Any:
-    head_size, n = form.head_size, form.keys
-    copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(n, head_size)
+    head_size, n, in_groups = form.head_size, form.keys, form.in_groups
+    copy_queries, copy_keys = (tile_copier(rows, head_size, in_groups) for rows in (BR, n))
     left, write, softmax = readers(head_size)[0], _writer(form), _softmax(n, form.has_cap)
-    scores, values = _steps(head_size, n, form.kind)
-    at_values = n * head_size * 2
-    n_bytes, results, steps = 2 * head_size * max(BR, 2 * n), head_size // 8, head_size // 16
+    (scores, add_values), results, steps = _products(form), head_size // 8, head_size // 16
+    await_all_but_one = group_ptx.await_all_but_one if in_groups else ptx.await_all_but_one
+    at_keys = 2 * head_size * BR if in_groups else 0
+    at_values = at_keys + n * head_size * 2
+    n_bytes = max(2 * head_size * BR, at_values + n * head_size * 2)
     of_scores, of_results, of_query = (n // 8, 4), (results, 4), (steps, 4)
 
     @kernel
@@ -229,26 +245,28 @@ def _kernel(form: _Form) -> Any:
                 starts[r], stops[r] = keys_of_query(span, query + 8 * r, n_keys)
         start, stop = seen_by_rows(span, first, min(BR, n_queries - first), n_keys)
         clear(o, results)
-        ptx.await_copies()
-        cuda.syncthreads()
-        for c in range(steps):
-            hold(held, c, left(tile, 0, 16 * warp, c))
-        cuda.syncthreads()
-        copy_keys(tile, 0, k, start, key_head, n_keys, n_key_heads)
+        if not in_groups:
+            ptx.await_copies()
+            cuda.syncthreads()
+            for c in range(steps):
+                hold(held, c, left(tile, 0, 16 * warp, c))
+            cuda.syncthreads()
+        copy_keys(tile, at_keys, k, start, key_head, n_keys, n_key_heads)
         ptx.commit_copies()
         for key in range(start, stop, n):
             copy_keys(tile, at_values, v, key, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
-            ptx.await_all_but_one()
+            await_all_but_one()
             cuda.syncthreads()
-            scores(s, held, tile, 0)
+            scores(s, held, tile, at_keys)
             cuda.syncthreads()
-            copy_keys(tile, 0, k, key + n, key_head, n_keys, n_key_heads)
+            copy_keys(tile, at_keys, k, key + n, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
             shrink, other = softmax(s, top, total, starts, stops, key, factors[0], factors[1])
-            ptx.await_all_but_one()
+            await_all_but_one()
             cuda.syncthreads()
-            values(o, s, tile, at_values, shrink, other)
+            _shrink(o, results, shrink, other)
+            add_values(o, s, tile, at_values)
             cuda.syncthreads()
         ptx.await_copies()
         write(out, lse, o, top, total, query, head, n_queries, n_heads, sinks)
@@ -281,7 +299,8 @@ def scratch(node: Tensor, compute: Compute) -> int:
 
 def bind(site: CudaSite) -> Call:
     arrays, calls, _ = in_bf16(site, 0, 1, 2)
-    form = _Form(site.node.shape[2], BF16.name, site.node.dtype is BF16, False, False)
+    in_bfloat16, in_groups = site.node.dtype is BF16, group_ptx.groups_multiply()
+    form = _Form(site.node.shape[2], BF16.name, in_bfloat16, False, False, in_groups)
     return in_turn(*calls, _launch(site, form, arrays))
 
 

@@ -4,7 +4,8 @@ float32.
 One kernel makes dq, a block for 64 queries of a head; another dk and dv, a block for 64 keys of a
 key head. Both make the scores again, so that each number is summed by one warp in a fixed order.
 Where those would be too few blocks, each takes some of the heads that share the keys, and a third
-kernel adds up their parts.
+kernel adds up their parts. Where a block's four warps can multiply together (group_ptx.py) they do,
+with 64 of the other side at a time, else each by itself with 32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,11 +30,11 @@ from pyggml.backends.cuda.attention.fragments import (
 )
 from pyggml.backends.cuda.attention.scores import ZERO, keys_of_queries, keys_of_query
 from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
-from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code import group_ptx, ptx
 from pyggml.backends.cuda.code.blocks import block_max
-from pyggml.backends.cuda.code.fours import loader
+from pyggml.backends.cuda.code.fours import eights, load_four, storer
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.code.warp import LANES, warp_sum
+from pyggml.backends.cuda.code.warp import ALL
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
@@ -44,48 +45,81 @@ from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
-BR, KEYS = 64, 32  # queries of a block that makes dq, and keys at a time
-BC, QUERIES = 64, 32  # keys of a block that makes dk and dv, and queries at a time
+BR = BC = 64  # queries of a block that makes dq, keys of one that makes dk and dv
 _WARPS = 8
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
 _ROUNDED = (0, 1, 2, 6)  # q, k, v, do
 
 
 @cache
-def _records(o_in_bf16: bool, do_in_bf16: bool) -> Any:
-    load_o, load_do = loader(o_in_bf16), loader(do_in_bf16)
+def _records(head_size: int, o_in_bf16: bool, do_in_bf16: bool) -> Any:
+    load_o, load_do, lanes = eights(o_in_bf16), eights(do_in_bf16), head_size // 8
 
     @kernel
-    def records(pairs, spans, o, do, lse, span, sizes):
+    def records(pairs, spans, o, do, lse, span, n_queries, n_padded, n_keys, n_heads):
         """What the keys' kernel needs of each query, without bounds to check.
 
-        pairs (H, P, 2): lse in powers of two and δ = do·o, a warp for each; spans (P, 2): the keys
-        that a query sees. P is n_queries, rounded up: what is added sees nothing.
+        pairs (H, P, 2): lse in powers of two and δ = do·o; spans (P, 2): the keys that a query
+        sees. P is n_queries, rounded up: what is added sees nothing. A warp takes a query and as
+        many heads as its lanes have eight numbers for.
         """
-        n_queries, n_padded, n_keys, n_heads, head_size = sizes
-        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        lane, query = cuda.threadIdx.x & 31, cuda.blockIdx.x * _WARPS + (cuda.threadIdx.x >> 5)
+        head, total = cuda.blockIdx.y * (32 // lanes) + lane // lanes, ZERO
         follow()
-        for e in range(
-            cuda.blockIdx.x * _WARPS + warp, n_padded * n_heads, cuda.gridDim.x * _WARPS
-        ):
-            query, head = e // n_heads, e % n_heads
-            total, power, start, stop = ZERO, ZERO, np.int32(0), np.int32(0)
-            if query < n_queries:
-                for c in range(4 * lane, head_size, 4 * LANES):
-                    p = load_o(o, np.int64(e) * head_size + c)
-                    q = load_do(do, np.int64(e) * head_size + c)
-                    total += p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3]
-                total = warp_sum(total)
-                power = lse[head * n_queries + query] * LOG2_E
+        is_query = query < n_queries and head < n_heads
+        if is_query:
+            at = (np.int64(query) * n_heads + head) * head_size + 8 * (lane & (lanes - 1))
+            p, q = load_o(o, at), load_do(do, at)
+            total = (p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3]) + (
+                p[4] * q[4] + p[5] * q[5] + p[6] * q[6] + p[7] * q[7]
+            )
+        for step in (8, 4, 2, 1):
+            if step < lanes:
+                total += cuda.shfl_xor_sync(ALL, total, step)
+        if lane & (lanes - 1) == 0 and query < n_padded and head < n_heads:
+            power, start, stop = ZERO, np.int32(0), np.int32(0)
+            if is_query:
+                power = lse[np.int64(head) * n_queries + query] * LOG2_E
                 one, other = keys_of_query(span, query, n_keys)
                 start, stop = np.int32(one), np.int32(other)
-            if lane == 0:
-                at = 2 * (head * n_padded + query)
-                pairs[at], pairs[at + 1] = power, total
-                if head == 0:
-                    spans[2 * query], spans[2 * query + 1] = start, stop
+            at = 2 * (np.int64(head) * n_padded + query)
+            pairs[at], pairs[at + 1] = power, total
+            if head == 0:
+                spans[2 * query], spans[2 * query + 1] = start, stop
 
     return follower(records)
+
+
+def _blocks_of_records(node: Tensor) -> tuple[int, int]:
+    _, n_heads, head_size = node.shape
+    return -(-_padded_rows(node) // _WARPS), -(-n_heads // (256 // head_size))
+
+
+def _step(in_groups: bool) -> int:
+    """Rows of the other side that a block takes at a time."""
+    return 64 if in_groups else 32
+
+
+@cache
+def _products_of_groups(head_size: int) -> tuple[Any, Any, Any]:
+    """(two_by_row, scores, across_rows) of `_products` and `_key_products`; A and A' lie first in
+    the tile."""
+    n, at_too = _step(in_groups=True), 2 * BR * head_size
+    by_rows, down_rows = group_ptx.by_rows(n, head_size, 2), group_ptx.down_rows(head_size, n)
+
+    @device
+    def two_by_row(s, held, dp, held_too, tile, right, right_too, _):
+        by_rows((s, dp), tile, (0, at_too), (right, right_too))
+
+    @device
+    def scores(s, dp, tile, at_values, right, right_too):
+        by_rows((s, dp), tile, (0, at_values), (right, right_too))
+
+    @device
+    def across_rows(sums, p, tile, right, _):
+        down_rows(sums, p, tile, right)
+
+    return two_by_row, scores, across_rows
 
 
 @cache
@@ -120,6 +154,14 @@ def _products(head_size: int) -> tuple[Any, Any]:
     return two_by_row, across_rows
 
 
+def _products_by(head_size: int, in_groups: bool) -> tuple[Any, ...]:
+    """(two_by_row, scores, across_rows), and what waits for their factors."""
+    if in_groups:
+        return *_products_of_groups(head_size), group_ptx.await_copies
+    two_by_row, across_rows = _products(head_size)
+    return two_by_row, _key_products(head_size), across_rows, ptx.await_copies
+
+
 @device
 def _write(out, sums, row, n_rows, head, n_heads, head_size, put, first):
     """The lane's numbers of rows `row` and `row` + 8, of a matrix that begins at row `first`."""
@@ -132,10 +174,10 @@ def _write(out, sums, row, n_rows, head, n_heads, head_size, put, first):
 
 
 @device
-def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
+def _slopes_by_query(s, dp, lse, delta, starts, stops, key, n_keys, scale):
     """dp becomes ds = p·(dp − δ)·scale; rows are queries, lse in powers of two."""
     column = key + ((cuda.threadIdx.x & 3) << 1)
-    for i in range(KEYS // 8):
+    for i in range(n_keys // 8):
         for e in range(4):
             j, r = np.int32(column + 8 * i + (e & 1)), e >> 1
             p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - lse[r])
@@ -144,30 +186,58 @@ def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
 
 
 @cache
-def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
-    put = ptx.put_two(dq_in_bf16)
-    copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(KEYS, head_size)
-    left, two_by_row, across_rows = readers(head_size)[0], *_products(head_size)
-    at_values, half, n_bytes = (n * BR * head_size for n in (1, 2, 4))  # also k and v of KEYS keys
-    of_results, of_scores, of_query = (head_size // 8, 4), (KEYS // 8, 4), (head_size // 16, 4)
+def _holder(head_size: int) -> Any:
+    left = readers(head_size)[0]
 
-    @kernel
+    @device
+    def hold_both(held, held_too, tile, at):
+        """The warp's rows of both first factors, when they have come."""
+        row = 16 * (cuda.threadIdx.x >> 5)
+        ptx.await_copies()
+        cuda.syncthreads()
+        for c in range(head_size // 16):
+            hold(held, c, left(tile, 0, row, c))
+            hold(held_too, c, left(tile, at, row, c))
+        cuda.syncthreads()
+
+    return hold_both
+
+
+def _bytes_by_query(head_size: int, in_groups: bool) -> int:
+    """Shared memory of a block that makes dq: queries and their gradients, and two places for keys
+    and values, which take that of the queries if warps hold these by themselves."""
+    return (12 if in_groups else 4) * BR * head_size
+
+
+@cache
+def _queries_kernel(head_size: int, dq_in_bf16: bool, in_groups: bool) -> Any:
+    put, n, n_bytes = (
+        ptx.put_two(dq_in_bf16),
+        _step(in_groups),
+        _bytes_by_query(head_size, in_groups),
+    )
+    copy_queries, copy_keys = (tile_copier(rows, head_size, in_groups) for rows in (BR, n))
+    two_by_row, _, across_rows, await_copies = _products_by(head_size, in_groups)
+    hold_both, at_values, half = _holder(head_size), 2 * n * head_size, 2 * BR * head_size
+    at_keys = 2 * half if in_groups else 0
+    of_results, of_scores, of_query = (head_size // 8, 4), (n // 8, 4), (head_size // 16, 4)
+
+    @partial(kernel, most_threads=THREADS, shared_bytes=n_bytes, least_blocks=2)
     def backward(
         dq, order, span, q, k, v, do, pairs, n_queries, n_padded, n_keys, n_heads, n_key_heads,
         scale,
     ):  # fmt: skip
-        tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
+        tile = cuda.shared.array(0, np.uint8, ALIGNED)
         s, dp = cuda.local.array(of_scores, np.float32), cuda.local.array(of_scores, np.float32)
         sums = cuda.local.array(of_results, np.float32)
         held = cuda.local.array(of_query, np.uint32)
         held_do = cuda.local.array(of_query, np.uint32)
         top, slope = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
-        warp, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x
         follow()
-        first = order[cuda.blockIdx.y] * BR
+        head, first = cuda.blockIdx.x, order[cuda.blockIdx.y] * BR
         key_head = head // (n_heads // n_key_heads)
-        query = first + 16 * warp + ((cuda.threadIdx.x & 31) >> 2)
+        query = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
         copy_queries(tile, 0, q, first, head, n_queries, n_heads)
         copy_queries(tile, half, do, first, head, n_queries, n_heads)
         ptx.commit_copies()
@@ -179,26 +249,22 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
                 top[r], slope[r] = pairs[at], pairs[at + 1]
         start, stop = seen_by_rows(span, first, min(BR, n_queries - first), n_keys)
         clear(sums, head_size // 8)
-        ptx.await_copies()
-        cuda.syncthreads()
-        for c in range(head_size // 16):
-            hold(held, c, left(tile, 0, 16 * warp, c))
-            hold(held_do, c, left(tile, half, 16 * warp, c))
-        cuda.syncthreads()
-        copy_keys(tile, 0, k, start, key_head, n_keys, n_key_heads)
-        copy_keys(tile, at_values, v, start, key_head, n_keys, n_key_heads)
+        if not in_groups:
+            hold_both(held, held_do, tile, half)
+        copy_keys(tile, at_keys, k, start, key_head, n_keys, n_key_heads)
+        copy_keys(tile, at_keys + at_values, v, start, key_head, n_keys, n_key_heads)
         ptx.commit_copies()
-        here = 0
-        for key in range(start, stop, KEYS):
-            there = half - here
-            ptx.await_copies()
+        here = at_keys
+        for key in range(start, stop, n):
+            there = 2 * at_keys + 2 * at_values - here
+            await_copies()
             cuda.syncthreads()  # so all have read what was there
-            copy_keys(tile, there, k, key + KEYS, key_head, n_keys, n_key_heads)
-            copy_keys(tile, there + at_values, v, key + KEYS, key_head, n_keys, n_key_heads)
+            copy_keys(tile, there, k, key + n, key_head, n_keys, n_key_heads)
+            copy_keys(tile, there + at_values, v, key + n, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
-            two_by_row(s, held, dp, held_do, tile, here, here + at_values, KEYS)
-            _slopes_by_query(s, dp, top, slope, starts, stops, key, scale)
-            across_rows(sums, dp, tile, here, KEYS)
+            two_by_row(s, held, dp, held_do, tile, here, here + at_values, n)
+            _slopes_by_query(s, dp, top, slope, starts, stops, key, n, scale)
+            across_rows(sums, dp, tile, here, n)
             here = there
         ptx.await_copies()
         _write(dq, sums, query, n_queries, head, n_heads, head_size, put, 0)
@@ -207,9 +273,9 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
 
 
 @kernel
-def _find_queries(range_of, span, n_queries, n_keys):
+def _find_queries(range_of, span, n_queries, n_keys, step):
     """range_of (groups of BC, 2): the first query that sees any key of a group, rounded
-    down to a multiple of QUERIES, and the one past the last. A block takes a group."""
+    down to a multiple of `step`, and the one past the last. A block takes a group."""
     parts = cuda.shared.array(MOST_THREADS, np.int32)
     for group in range(cuda.blockIdx.x, range_of.size // 2, cuda.gridDim.x):
         first, before, past = group * BC, np.int32(-n_queries), np.int32(0)
@@ -219,7 +285,7 @@ def _find_queries(range_of, span, n_queries, n_keys):
                 before, past = max(before, np.int32(-query)), np.int32(query + 1)
         before, past = block_max(before, parts), block_max(past, parts)
         if cuda.threadIdx.x == 0:
-            range_of[2 * group], range_of[2 * group + 1] = -before // QUERIES * QUERIES, past
+            range_of[2 * group], range_of[2 * group + 1] = -before // step * step, past
 
 
 @kernel
@@ -246,10 +312,10 @@ def _find_order(orders, lengths, range_of, span, n_queries, n_keys):
 
 
 @device
-def _copy_records(tile, at, pairs, spans, head, query, n_padded):
-    """Starts the copies of what is known of QUERIES queries: 16 bytes of a thread."""
-    half = QUERIES // 2
-    if cuda.threadIdx.x < QUERIES and query < n_padded:
+def _copy_records(tile, at, pairs, spans, head, query, n_padded, n):
+    """Starts the copies of what is known of n queries, a power of two: 16 bytes of a thread."""
+    half = n // 2
+    if cuda.threadIdx.x < n and query < n_padded:
         i, to = cuda.threadIdx.x & (half - 1), at + 16 * cuda.threadIdx.x
         if cuda.threadIdx.x < half:
             ptx.copy_16(tile, to, pairs, 8 * (head * n_padded + query) + 16 * i, np.int32(16))
@@ -258,13 +324,13 @@ def _copy_records(tile, at, pairs, spans, head, query, n_padded):
 
 
 @device
-def _slopes_by_key(s, dp, tile, at, key, scale):
+def _slopes_by_key(s, dp, tile, at, key, n, scale):
     """s becomes p, dp becomes ds; rows are the lane's keys `key` and `key` + 8. The records of the
-    queries, which are columns, begin at byte `at`."""
-    for i in range(QUERIES // 8):
+    n queries, which are columns, begin at byte `at`."""
+    for i in range(n // 8):
         of_column = at + 8 * (8 * i + ((cuda.threadIdx.x & 3) << 1))
         f = ptx.load_words(tile, of_column)
-        seen_by = ptx.load_words(tile, of_column + 8 * QUERIES)
+        seen_by = ptx.load_words(tile, of_column + 8 * n)
         for e in range(4):
             one = e & 1
             row = np.int32(key + 8 * (e >> 1))
@@ -278,17 +344,17 @@ def _slopes_by_key(s, dp, tile, at, key, scale):
 
 @cache
 def _key_products(head_size: int) -> Any:
-    left, right, _ = readers(head_size)
+    (left, right, _), n = readers(head_size), _step(in_groups=False)
 
     @device
     def scores(s, dp, tile, at_values, at_queries, at_gradients):
-        """s = K·Qᵀ and dp = V·dOᵀ, of the warp's 16 keys and QUERIES queries, in turns."""
-        clear(s, QUERIES // 8)
-        clear(dp, QUERIES // 8)
+        """s = K·Qᵀ and dp = V·dOᵀ, of the warp's 16 keys and n queries, in turns."""
+        clear(s, n // 8)
+        clear(dp, n // 8)
         row = 16 * (cuda.threadIdx.x >> 5)
         for c in range(head_size // 16):
             a, a_too = left(tile, 0, row, c), left(tile, at_values, row, c)
-            for j in range(QUERIES // 16):
+            for j in range(n // 16):
                 b = right(tile, at_queries, 16 * j, c)
                 b_too = right(tile, at_gradients, 16 * j, c)
                 add_product(s, 2 * j, a, b[0], b[1])
@@ -299,22 +365,23 @@ def _key_products(head_size: int) -> Any:
     return scores
 
 
-def _bytes_by_key(head_size: int) -> int:
+def _bytes_by_key(head_size: int, in_groups: bool) -> int:
     """Shared memory of a block that makes dk and dv: keys and values, two places for queries, their
     gradients, and their records."""
-    return 4 * BC * head_size + 2 * QUERIES * (4 * head_size + 16)
+    return 4 * BC * head_size + 2 * _step(in_groups) * (4 * head_size + 16)
 
 
 @cache
-def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
-    put_dk, put_dv = ptx.put_two(dk_in_bf16), ptx.put_two(dv_in_bf16)
-    copy_keys, copy_queries = tile_copier(BC, head_size), tile_copier(QUERIES, head_size)
-    scores, across_rows = _key_products(head_size), _products(head_size)[1]
-    at_v, at_q, one = 2 * BC * head_size, 4 * BC * head_size, 2 * QUERIES * head_size
+def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool, in_groups: bool) -> Any:
+    put_dk, put_dv, n = ptx.put_two(dk_in_bf16), ptx.put_two(dv_in_bf16), _step(in_groups)
+    copy_keys, copy_queries = (tile_copier(rows, head_size, in_groups) for rows in (BC, n))
+    _, scores, across_rows, await_copies = _products_by(head_size, in_groups)
+    n_bytes = _bytes_by_key(head_size, in_groups)
+    at_v, at_q, one = 2 * BC * head_size, 4 * BC * head_size, 2 * n * head_size
     at_records = at_q + 4 * one  # behind both places of queries and of their gradients
-    of_results, of_scores = (head_size // 8, 4), (QUERIES // 8, 4)
+    of_results, of_scores = (head_size // 8, 4), (n // 8, 4)
 
-    @partial(kernel, most_threads=THREADS, shared_bytes=_bytes_by_key(head_size), least_blocks=2)
+    @partial(kernel, most_threads=THREADS, shared_bytes=n_bytes, least_blocks=2)
     def backward(
         dk, dv, order, n_heads_of_part, range_of, spans, q, k, v, do, pairs, n_queries, n_padded,
         n_keys, n_heads, n_key_heads, scale,
@@ -337,26 +404,26 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
         query, here = start, 0  # the first of two places, or the second
         copy_queries(tile, at_q, q, start, head, n_queries, n_heads)
         copy_queries(tile, at_q + one, do, start, head, n_queries, n_heads)
-        _copy_records(tile, at_records, pairs, spans, head, start, n_padded)
+        _copy_records(tile, at_records, pairs, spans, head, start, n_padded, n)
         ptx.commit_copies()
-        for _ in range(n_heads_of_part * -(-(stop - start) // QUERIES) if start < stop else 0):
-            query += QUERIES
+        for _ in range(n_heads_of_part * -(-(stop - start) // n) if start < stop else 0):
+            query += n
             if query >= stop:
                 query, head = start, head + 1
-            ptx.await_copies()
+            await_copies()
             cuda.syncthreads()  # so all have read what was there
             if head < past:
                 there = at_q + 2 * one * (1 - here)
                 copy_queries(tile, there, q, query, head, n_queries, n_heads)
                 copy_queries(tile, there + one, do, query, head, n_queries, n_heads)
-                there = at_records + 16 * QUERIES * (1 - here)
-                _copy_records(tile, there, pairs, spans, head, query, n_padded)
+                there = at_records + 16 * n * (1 - here)
+                _copy_records(tile, there, pairs, spans, head, query, n_padded, n)
                 ptx.commit_copies()
             at = at_q + 2 * one * here
             scores(s, dp, tile, at_v, at, at + one)
-            _slopes_by_key(s, dp, tile, at_records + 16 * QUERIES * here, key, scale)
-            across_rows(dvs, s, tile, at + one, QUERIES)
-            across_rows(dks, dp, tile, at, QUERIES)
+            _slopes_by_key(s, dp, tile, at_records + 16 * n * here, key, n, scale)
+            across_rows(dvs, s, tile, at + one, n)
+            across_rows(dks, dp, tile, at, n)
             here = 1 - here
         ptx.await_copies()
         part = cuda.blockIdx.y * n_keys
@@ -368,25 +435,25 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
 
 @cache
 def _adder(dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
-    put_dk, put_dv = ptx.put_two(dk_in_bf16), ptx.put_two(dv_in_bf16)
+    put_dk, put_dv = storer(dk_in_bf16), storer(dv_in_bf16)
 
     @device
-    def sums_of_two(parts, i, n, n_parts):
-        first, second = ZERO, ZERO
-        for part in range(n_parts):
-            first += parts[part * n + i]
-            second += parts[part * n + i + 1]
-        return first, second
+    def sums_of_four(parts, i, n, n_parts):
+        a, b, c, d = load_four(parts, i)
+        for part in range(1, n_parts):
+            more = load_four(parts, part * n + i)
+            a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
+        return a, b, c, d
 
     @kernel
     def add_parts(dk, dv, of_dk, of_dv, n, n_parts):
-        """dk, dv (n,) = Σ of their parts (n_parts, n), two numbers at a time."""
+        """dk, dv (n,) = Σ of their parts (n_parts, n), four numbers at a time."""
         follow()
-        for i in range(2 * cuda.grid(1), n, 2 * cuda.gridsize(1)):
-            first, second = sums_of_two(of_dk, i, n, n_parts)
-            put_dk(dk, i, first, second)
-            first, second = sums_of_two(of_dv, i, n, n_parts)
-            put_dv(dv, i, first, second)
+        for i in range(4 * cuda.grid(1), n, 4 * cuda.gridsize(1)):
+            four = sums_of_four(of_dk, i, n, n_parts)
+            put_dk(dk, i, four[0], four[1], four[2], four[3])
+            four = sums_of_four(of_dv, i, n, n_parts)
+            put_dv(dv, i, four[0], four[1], four[2], four[3])
 
     return follower(add_parts)
 
@@ -405,7 +472,7 @@ def scratch(node: Tensor, compute: Compute) -> int:
 
 
 def _padded_rows(node: Tensor) -> int:
-    return round_up(node.shape[0], QUERIES)
+    return round_up(node.shape[0], _step(in_groups=True))
 
 
 def _n_groups(node: Tensor) -> tuple[int, int]:
@@ -464,37 +531,37 @@ def bind(site: CudaSite) -> Call:
     arrays, calls, rest = in_bf16(site, *_ROUNDED)
     pairs, spans, range_of, *parts, order, lengths = _cut(node, rest)
     span, o, lse, do = site.src[3:7]
-    of_records = n_queries, _padded_rows(node), n_keys, n_heads, head_size
     sizes = n_queries, _padded_rows(node), n_keys, n_heads, n_key_heads
     common = (*arrays, pairs, *sizes, np.float32(node.params["scale"]))
     n_parts, n_groups = _n_parts(node), _n_groups(node)
     by_query, by_key = (n_heads, n_groups[1]), (n_key_heads, n_parts, n_groups[0])
-    range_of = range_of[: 2 * n_groups[0]]
+    in_groups, of_results = group_ptx.groups_multiply(), _in_bf16(*node.saved[:2])
+    range_of, step = range_of[: 2 * n_groups[0]], _step(in_groups)
     orders, finds = _orders(site, range_of, (order, lengths))
-    records = _records(*_in_bf16(node.src[4], node.src[6]))
-    of_queries, of_results = _queries_kernel(head_size, *_in_bf16(node)), _in_bf16(*node.saved[:2])
-    of_keys = _keys_kernel(head_size, *(of_results if n_parts == 1 else (False, False)))
-    n_blocks = min(-(-n_heads * _padded_rows(node) // _WARPS), 4096)
-    results = site.saved[:2]
+    records = _records(head_size, *_in_bf16(node.src[4], node.src[6]))
+    of_queries = _queries_kernel(head_size, *_in_bf16(node), in_groups)
+    of_keys = _keys_kernel(head_size, *(of_results if n_parts == 1 else (False, False)), in_groups)
+    results, n = site.saved[:2], node.src[1].n_elements
     sums = results if n_parts == 1 else parts
-    n = node.src[1].n_elements
-    add = per_element(_adder(*of_results), n // 2, stream, *results, *parts, n, n_parts)
+    add = per_element(_adder(*of_results), n // 4, stream, *results, *parts, n, n_parts)
     of_part = n_heads // n_key_heads // n_parts
     return in_turn(
-        per_row(_find_queries, n_groups[0], n_queries, stream, range_of, span, n_queries, n_keys),
+        per_row(
+            _find_queries, n_groups[0], n_queries, stream, range_of, span, n_queries, n_keys, step
+        ),
         *finds,
         *calls,
         launch(
-            records, n_blocks, _WARPS * LANES, stream, pairs, spans, o, do, lse, span, of_records,
-            writes=[pairs, spans],
+            records, _blocks_of_records(node), 32 * _WARPS, stream, pairs, spans, o, do, lse, span,
+            *sizes[:4], writes=[pairs, spans],
         ),
         launch(
             of_queries, by_query, THREADS, stream, site.out, orders[n_groups[0] :], span, *common,
-            writes=[site.out],
+            shared_bytes=_bytes_by_query(head_size, in_groups), writes=[site.out],
         ),
         launch(
             of_keys, by_key, THREADS, stream, *sums, orders, of_part, range_of, spans, *common,
-            shared_bytes=_bytes_by_key(head_size), writes=sums,
+            shared_bytes=_bytes_by_key(head_size, in_groups), writes=sums,
         ),
         *([add] if n_parts > 1 else []),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Four neighbouring numbers at once: 16 bytes of float32, 8 of bfloat16.
+"""Four neighbouring numbers at once: 16 bytes of float32, 8 of bfloat16; and eight.
 
 A card moves most bytes a second where each thread moves 16 at a time. Places count numbers, and are
 multiples of four.
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.code.ptx import (
     as_float,
@@ -23,6 +24,7 @@ from pyggml.backends.kit.places import span
 from pyggml.graph.tensor import Tensor
 
 __all__ = [
+    "eights",
     "lies_in_fours",
     "load_four",
     "load_four_bf16",
@@ -70,6 +72,32 @@ def sum_of_fours(x, first, n, times):
 def store_four(y, i, a, b, c, d):
     """y[i …] = four numbers, float32."""
     store_words(y, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
+
+
+@device
+def load_eight(x, at):
+    a, b = ptx.load_words(x, 4 * at), ptx.load_words(x, 4 * at + 16)
+    return (
+        ptx.as_float(a[0]), ptx.as_float(a[1]), ptx.as_float(a[2]), ptx.as_float(a[3]),
+        ptx.as_float(b[0]), ptx.as_float(b[1]), ptx.as_float(b[2]), ptx.as_float(b[3]),
+    )  # fmt: skip
+
+
+@device
+def load_eight_bf16(x, at):
+    w = ptx.load_words(x, 2 * at)
+    top, half = np.uint32(0xFFFF0000), np.uint32(16)
+    return (
+        ptx.as_float(w[0] << half), ptx.as_float(w[0] & top),
+        ptx.as_float(w[1] << half), ptx.as_float(w[1] & top),
+        ptx.as_float(w[2] << half), ptx.as_float(w[2] & top),
+        ptx.as_float(w[3] << half), ptx.as_float(w[3] & top),
+    )  # fmt: skip
+
+
+def eights(in_bf16: bool) -> Any:
+    """What reads eight numbers of an array from a multiple of eight on, as float32."""
+    return load_eight_bf16 if in_bf16 else load_eight
 
 
 def loader(in_bf16: bool) -> Any:

@@ -23,7 +23,6 @@ _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
 _FLOAT = ir.FloatType()
 _TWO_WORDS: Any = types.Tuple([types.uint32] * 2)
 _FOUR_WORDS: Any = types.Tuple([types.uint32] * 4)
-_FOUR_FLOATS: Any = types.Tuple([types.float32] * 4)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
@@ -178,33 +177,38 @@ inverse_root = _of_one_float("inverse_root", "rsqrt.approx.ftz.f32")  # to two
 logarithm_of_two = _of_one_float("logarithm_of_two", "lg2.approx.ftz.f32")  # to 2⁻²² of one
 
 
-def _multiply_of(name: str, number: str) -> Any:
-    """c + A·B of a warp: mma.sync.m16n8k16 with float32 sums.
+def _add_tile_of(name: str, number: str) -> Any:
+    """sums[i] += A·B of a warp: mma.sync.m16n8k16 with float32 sums (…, 4).
 
-    c four floats, a four and b two uint32 of two numbers each, laid out over the warp's lanes
-    as the PTX manual says: lane l = 4g + t holds rows g and g + 8, columns 2t and 2t + 1.
+    sums[i] is four floats, a four and b two uint32 of two numbers each, laid out over the warp's
+    lanes as the PTX manual says: lane l = 4g + t holds rows g and g + 8, columns 2t and 2t + 1.
+    What Numba makes of four loads and stores would take most of a kernel's compilation.
     """
     operation = f"mma.sync.aligned.m16n8k16.row.col.f32.{number}.{number}.f32 "
     text = operation + "{$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};"
+    names = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
 
-    def multiply(typing, c, a, b0, b1):
+    def add(typing, sums, i, a, b0, b1):
         def emit(context, builder, signature, arguments):
-            c, a, b0, b1 = arguments
-            operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1]
-            operands += cgutils.unpack_tuple(builder, c, 4)
-            names = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
-            sums = _assemble(builder, text, [_FLOAT] * 4, operands, names)
-            return context.make_tuple(builder, signature.return_type, sums)
+            array, i, a, b0, b1 = arguments
+            data = context.make_array(sums)(context, builder, array).data
+            first = builder.gep(data, [builder.mul(i, ir.Constant(_LONG, 4))])
+            places = [builder.gep(first, [ir.Constant(_LONG, e)]) for e in range(4)]
+            operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1, *map(builder.load, places)]
+            results = _assemble(builder, text, [_FLOAT] * 4, operands, names)
+            for number, place in zip(results, places, strict=True):
+                builder.store(number, place)
+            return context.get_dummy_value()
 
         word = types.uint32
-        return _FOUR_FLOATS(_FOUR_FLOATS, _FOUR_WORDS, word, word), emit
+        return types.void(sums, types.int64, _FOUR_WORDS, word, word), emit
 
-    multiply.__name__ = name
-    return intrinsic(multiply)
+    add.__name__ = name
+    return intrinsic(add)
 
 
-multiply_tile = _multiply_of("multiply_tile", "bf16")
-multiply_tile_of_f16 = _multiply_of("multiply_tile_of_f16", "f16")
+add_tile = _add_tile_of("add_tile", "bf16")
+add_tile_of_f16 = _add_tile_of("add_tile_of_f16", "f16")
 
 
 def _load_matrices(suffix: str) -> tuple[Any, Any]:

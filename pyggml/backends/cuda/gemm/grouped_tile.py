@@ -224,16 +224,10 @@ def _turns(turned):
 
 
 @device
-def _add(sums, i, a, b0, b1):
-    c = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
-    sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = ptx.multiply_tile(c, a, b0, b1)
-
-
-@device
 def _add_two(sums, i, a, b):
     """Sums of 16 rows and 16 columns."""
-    _add(sums, 2 * i, a, b[0], b[1])
-    _add(sums, 2 * i + 1, a, b[2], b[3])
+    ptx.add_tile(sums, 2 * i, a, b[0], b[1])
+    ptx.add_tile(sums, 2 * i + 1, a, b[2], b[3])
 
 
 def multiplier(tile: GroupedTile, down: int, across: int) -> Any:

@@ -74,12 +74,6 @@ def _read_far(tile, at, first, k):
 
 
 @device
-def _add(sums, i, a, b0, b1):
-    tile = ptx.multiply_tile((sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), a, b0, b1)
-    sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = tile
-
-
-@device
 def _write(c, sums, first_m, first_n, m, n, step, accumulate):
     lane = cuda.threadIdx.x & 31
     for i in range(16):
@@ -105,10 +99,10 @@ def _kernel(near_k: bool) -> Any:
             for i in range(4):
                 place = _near(row + 16 * i + (lane & 15), 2 * k + (lane >> 4))
                 a = ptx.load_matrices(tile, at + place)
-                _add(sums, 4 * i, a, b[0], b[1])
-                _add(sums, 4 * i + 1, a, b[2], b[3])
-                _add(sums, 4 * i + 2, a, d[0], d[1])
-                _add(sums, 4 * i + 3, a, d[2], d[3])
+                ptx.add_tile(sums, 4 * i, a, b[0], b[1])
+                ptx.add_tile(sums, 4 * i + 1, a, b[2], b[3])
+                ptx.add_tile(sums, 4 * i + 2, a, d[0], d[1])
+                ptx.add_tile(sums, 4 * i + 3, a, d[2], d[3])
 
     @kernel
     def product(c, a, b, m, n, k, a_step, b_step, c_step, accumulate):

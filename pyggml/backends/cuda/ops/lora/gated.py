@@ -18,8 +18,9 @@ import numpy as np
 
 from pyggml.backends.cuda.code.blocks import is_last
 from pyggml.backends.cuda.code.formulas import QUICK, device_formula
+from pyggml.backends.cuda.code.fours import eights
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.ops.lora.operands import eights, in_words
+from pyggml.backends.cuda.ops.lora.operands import in_words
 from pyggml.backends.cuda.ops.lora.wide import (
     COLUMNS,
     ROWS,
@@ -66,7 +67,7 @@ def _eight_gradients(gate, up, dy):
 
 @cache
 def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
-    (groups, warps), (most_threads, least_blocks) = form, form.bounds
+    (groups, warps, _), (most_threads, least_blocks) = form, form.bounds
     load, add_tiles = eights(True), adder(False, groups)
     n_gate, n_up = tiles_of_gate * TILE_COLUMNS, tiles_of_up * TILE_COLUMNS
     sums_of_gate, sums_of_up = groups * tiles_of_gate, groups * tiles_of_up
@@ -131,7 +132,7 @@ def sides(n: int, ranks: Sequence[int], joined: bool) -> tuple[int, int]:
 def _parts(node: Tensor) -> list[int]:
     """Bytes of the products of all blocks with the factors of gate and of up."""
     (m, k), widths = node.src[0].shape, _widths(node)
-    blocks = form_of(m, sum(widths)).n_parts(m, k)
+    blocks = form_of(m, sum(widths)).n_parts(m, k, steps=1)
     return [round_up(F32.block_bytes * blocks * m * n, ALIGNMENT) for n in widths]
 
 
@@ -155,8 +156,9 @@ def _bind(site: CudaSite) -> Call:
     *of_up, unit = (site.out[k:], *site.saved) if joined else site.saved
     if joined:  # those of up count from where it begins
         furthers = 2 * k, k + widths[0]
+    grid = form.n_blocks(m), form.n_parts(m, k, steps=1)
     return launch(
-        run, (form.n_blocks(m), form.n_parts(m, k)), 32 * form.n_warps, site.stream, site.out,
+        run, grid, 32 * form.n_warps, site.stream, site.out,
         *of_up, unit, *products, tickets_of(site, m), *site.src[:3], *factors, m, k, furthers,
         sides(k, [b.shape[1] for b in site.node.src[3:]], joined),
     )  # fmt: skip

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.formulas import QUICK, lanes_of
+from pyggml.backends.cuda.code.fours import eights
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.glu import GRADIENTS, UNITS
 from pyggml.backends.cuda.runtime.driver import cuda
@@ -38,32 +37,6 @@ def three(arrays: Sequence[Any]) -> tuple[Any, ...]:
 def is_ready(operands: Sequence[Tensor], node: Tensor) -> bool:
     """Whether the value is in memory, in bfloat16."""
     return not formula_of(node) and operands[0].dtype is BF16
-
-
-@device
-def _floats(x, at):
-    a, b = ptx.load_words(x, 4 * at), ptx.load_words(x, 4 * at + 16)
-    return (
-        ptx.as_float(a[0]), ptx.as_float(a[1]), ptx.as_float(a[2]), ptx.as_float(a[3]),
-        ptx.as_float(b[0]), ptx.as_float(b[1]), ptx.as_float(b[2]), ptx.as_float(b[3]),
-    )  # fmt: skip
-
-
-@device
-def _bf16s(x, at):
-    w = ptx.load_words(x, 2 * at)
-    top, half = np.uint32(0xFFFF0000), np.uint32(16)
-    return (
-        ptx.as_float(w[0] << half), ptx.as_float(w[0] & top),
-        ptx.as_float(w[1] << half), ptx.as_float(w[1] & top),
-        ptx.as_float(w[2] << half), ptx.as_float(w[2] & top),
-        ptx.as_float(w[3] << half), ptx.as_float(w[3] & top),
-    )  # fmt: skip
-
-
-def eights(in_bf16: bool) -> Any:
-    """What reads eight numbers of an array from a multiple of eight on, as float32."""
-    return _bf16s if in_bf16 else _floats
 
 
 @cache

@@ -39,11 +39,13 @@ from pyggml.sizes import round_up
 
 ROWS = 16  # that a warp multiplies at once
 _MANY_ROWS, _FEW_COLUMNS = 2048, 64  # from and to which a block takes two times so many
+_FEWEST_COLUMNS = 24  # to which three blocks have registers enough
 MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
 TILE_COLUMNS = 8  # that a tensor core makes at once
 COLUMNS = 32  # of x, eight to a lane
 _STEPS = 2  # of 32 numbers, whose loads are under way at the same time
-_BLOCKS = 1056  # that fill a large card twice: the last ones to end cost little
+_CARD = 132  # multiprocessors of a large card, which is filled once
+_AT_ONCE = 8  # parts of sums, whose loads are under way at the same time
 _SHARED = 48 << 10  # bytes of a block
 _CACHE_LINE = 64  # numbers of bfloat16
 
@@ -113,7 +115,7 @@ def _from_columns(factor, i, column, steps, scale):
 @device
 def hold(words, i, half, w, inside):
     """words[i] = a lane's eight numbers of row g or, `half` 1, g + 8, as the left factors of two
-    multiply_tile; zeros where not `inside`."""
+    ptx.add_tile; zeros where not `inside`."""
     words[i, half] = w[0] & inside
     words[i, 2 + half] = w[1] & inside
     words[i, 4 + half] = w[2] & inside
@@ -148,10 +150,8 @@ def adder(in_rows: bool, groups: int) -> Any:
                 j, at = i * groups + g, g * n_tiles + tile
                 left = words[j, 0], words[j, 1], words[j, 2], words[j, 3]
                 more = words[j, 4], words[j, 5], words[j, 6], words[j, 7]
-                of = (sums[at, 0], sums[at, 1], sums[at, 2], sums[at, 3])
-                of = ptx.multiply_tile(of, left, b[0], b[1])
-                of = ptx.multiply_tile(of, more, b[2], b[3])
-                sums[at, 0], sums[at, 1], sums[at, 2], sums[at, 3] = of
+                ptx.add_tile(sums, at, left, b[0], b[1])
+                ptx.add_tile(sums, at, more, b[2], b[3])
 
     return add_tiles
 
@@ -191,39 +191,46 @@ def add_up(out, copy, has_copy, products, groups, first, m, n, further, step):
         row, column = first + 4 * e // n, 4 * e % n
         if row < m:
             at, a, b, c, d = row * n + column, ZERO, ZERO, ZERO, ZERO
-            for part in range(cuda.gridDim.y):
-                more = load_four(products, part * m * n + at)
-                a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
+            for first_part in range(0, cuda.gridDim.y, _AT_ONCE):
+                for i in range(_AT_ONCE):  # without branches, so that all loads come first
+                    part, is_part = first_part + i, first_part + i < cuda.gridDim.y
+                    more = load_four(products, (part if is_part else 0) * m * n + at)
+                    a, b = a + (more[0] if is_part else ZERO), b + (more[1] if is_part else ZERO)
+                    c, d = c + (more[2] if is_part else ZERO), d + (more[3] if is_part else ZERO)
             ptx.put_four_bf16(out, row * step + further + column, a, b, c, d)
             if has_copy:
                 ptx.put_four_bf16(copy, at, a, b, c, d)
 
 
 class BlockForm(NamedTuple):
-    """A block: groups of 16 rows, and warps that share their columns."""
+    """A block: groups of 16 rows, and warps that share their columns; and as many blocks as a
+    multiprocessor is to have room for, 1 where sums take most of the registers."""
 
     groups: int
     n_warps: int
+    together: int
 
     @property
     def bounds(self) -> tuple[int, int]:
         """Threads, and blocks of them that a multiprocessor has room for; 0 for any number."""
-        return (32 * self.n_warps, 2) if self.groups > 1 else (0, 1)
+        return (32 * self.n_warps, self.together) if self.together > 1 else (0, 1)
 
     def n_blocks(self, m: int) -> int:
         """Those that m rows have, but for blocks that share the columns."""
         return -(-m // (ROWS * self.groups))
 
-    def n_parts(self, m: int, k: int) -> int:
-        """Blocks that share the columns of the same rows."""
-        most = -(-k // (COLUMNS * _STEPS * self.n_warps))
-        return max(1, min(most, _BLOCKS // self.n_blocks(m)))
+    def n_parts(self, m: int, k: int, steps: int = _STEPS) -> int:
+        """Blocks that share the columns of the same rows, of which a warp takes so many steps at
+        once."""
+        most = -(-k // (COLUMNS * steps * self.n_warps))
+        return max(1, min(most, _CARD * max(2, self.together) // self.n_blocks(m)))
 
 
 def form_of(m: int, n: int) -> BlockForm:
     """For m rows that get n further columns."""
     groups = 2 if m >= _MANY_ROWS and n <= _FEW_COLUMNS else 1
-    return BlockForm(groups, n_warps(F32.block_bytes * ROWS * groups * n))
+    together = 2 if groups > 1 else 3 if n <= _FEWEST_COLUMNS else 1
+    return BlockForm(groups, n_warps(F32.block_bytes * ROWS * groups * n), together)
 
 
 def n_warps(n_bytes: int) -> int:
@@ -247,7 +254,7 @@ def _putter(groups: int) -> Any:
 
 @cache
 def _widener(n_tiles: int, form: BlockForm, formula: str, types: Types, in_rows: bool) -> Any:
-    groups, n_warps = form
+    groups, n_warps, _ = form
     load, add_tiles, put_rows = loader_of(formula, types), adder(in_rows, groups), _putter(groups)
     n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS
     of_parts, of_sums = (n_warps, ROWS * groups * n), (groups * n_tiles, 4)

@@ -83,23 +83,76 @@ declare("cross_entropy_loss_back", CudaKernel(_loss_back, scratch=two_rows))
 # -- rows with one target -------------------------------------------------------------------------
 
 
-@kernel
-def _target_losses(losses, right, ends, z, targets, weights, n, fault, number):
-    """Of each row the loss, 1 if it counts and its target is on top, else 0, and for its gradient
-    the maximum and Σ e^(z − maximum)."""
-    parts = cuda.shared.array(THREADS, np.float32)
-    for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
-        start, target, weight = np.int64(i) * n, targets[i], weights[i]
-        is_token = 0 <= target < n
-        highest, total = _maximum_and_sum(z, start, n, _ZERO, parts)
-        if cuda.threadIdx.x == 0:
-            if not is_token:
-                cuda.atomic.max(fault, 0, number)
-            logit = z[start + target] if is_token else highest
-            counts = weight != _ZERO
-            losses[i] = weight * (math.log(total) + (highest - logit)) if counts else _ZERO
-            right[i] = _ONE if counts and logit == highest else _ZERO
-            ends[2 * i], ends[2 * i + 1] = highest, total
+@device
+def _cap(z, cap):
+    """Of what is taken out, -inf."""
+    return softcap(z, cap) if cap > _ZERO and z > _LOWEST else z
+
+
+@cache
+def _row_ends(in_fours: bool) -> Any:
+    """What finds both ends of a row; in_fours: of rows that begin and end where four numbers are
+    moved at once. Each thread has eight numbers under way."""
+    n_each = 2 * _EACH
+
+    @device
+    def load(eight, z, start, first, n, cap):
+        apart = cuda.blockDim.x
+        for e in range(0, n_each, _EACH if in_fours else 1):
+            j = first + e * apart + (_EACH if in_fours else 1) * cuda.threadIdx.x
+            if in_fours:
+                four, is_inside = load_four(z, start + min(j, n - _EACH)), j < n
+                eight[e] = _cap(four[0], cap) if is_inside else _LOWEST
+                eight[e + 1] = _cap(four[1], cap) if is_inside else _LOWEST
+                eight[e + 2] = _cap(four[2], cap) if is_inside else _LOWEST
+                eight[e + 3] = _cap(four[3], cap) if is_inside else _LOWEST
+            else:
+                eight[e] = _cap(z[start + j], cap) if j < n else _LOWEST
+
+    @device
+    def maximum_and_sum(z, start, n, cap, parts):
+        """(maximum, Σ e^(z − maximum))"""
+        top, total, eight = _LOWEST, _ZERO, cuda.local.array(n_each, np.float32)
+        for first in range(0, n, n_each * cuda.blockDim.x):
+            load(eight, z, start, first, n, cap)
+            highest = top
+            for e in range(n_each):
+                highest = max(highest, eight[e])
+            base = highest if highest > _LOWEST else _ZERO
+            total *= ptx.power_of_two((top - base) * LOG2_E)
+            for e in range(n_each):
+                total += ptx.power_of_two((eight[e] - base) * LOG2_E)
+            top = highest
+        highest = block_max(top, parts)
+        base = highest if highest > _LOWEST else _ZERO
+        return highest, block_sum(total * math.exp(top - base), parts)
+
+    return maximum_and_sum
+
+
+@cache
+def _target_kernel(in_fours: bool) -> Any:
+    maximum_and_sum = _row_ends(in_fours)
+
+    @kernel
+    def target_losses(losses, right, ends, z, targets, weights, n, fault, number):
+        """Of each row the loss, 1 if it counts and its target is on top, else 0, and for its
+        gradient the maximum and Σ e^(z − maximum)."""
+        parts = cuda.shared.array(THREADS, np.float32)
+        for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
+            start, target, weight = np.int64(i) * n, targets[i], weights[i]
+            is_token = 0 <= target < n
+            highest, total = maximum_and_sum(z, start, n, _ZERO, parts)
+            if cuda.threadIdx.x == 0:
+                if not is_token:
+                    cuda.atomic.max(fault, 0, number)
+                logit = z[start + target] if is_token else highest
+                counts = weight != _ZERO
+                losses[i] = weight * (math.log(total) + (highest - logit)) if counts else _ZERO
+                right[i] = _ONE if counts and logit == highest else _ZERO
+                ends[2 * i], ends[2 * i + 1] = highest, total
+
+    return target_losses
 
 
 @cache
@@ -133,6 +186,11 @@ def _target_gradients(in_fours: bool, in_bf16: bool) -> Any:
     return gradients
 
 
+def _lies_in_fours(z: Any, n: int) -> bool:
+    """Whether all rows of n numbers begin and end where four are moved at once."""
+    return n % _EACH == 0 and vectorizable(z)
+
+
 def _scratch_of_rows(node: Tensor, compute: str) -> int:
     """Of each row the loss, whether it is right, and both ends."""
     return 4 * F32.block_bytes * node.src[-1].n_elements
@@ -143,17 +201,15 @@ def _losses_of_targets(site: CudaSite, z: Any, targets: Any, weights: Any) -> tu
     n = weights.size
     numbers, size = site.scratch.view(np.float32), z.size // n
     of_rows = numbers[:n], numbers[n : 2 * n], numbers[2 * n : 4 * n]
-    fault = target_fault(site, size)
-    call = per_row(
-        _target_losses, n, size, site.stream, *of_rows, z, targets, weights, size, *fault
-    )  # fmt: skip
+    run, fault = _target_kernel(_lies_in_fours(z, size)), target_fault(site, size)
+    call = per_row(run, n, size, site.stream, *of_rows, z, targets, weights, size, *fault)
     return of_rows, [call]
 
 
 def _gradients_of_targets(site: CudaSite, ends: Any) -> Call:
     n_rows, n = site.node.shape
     d, z, *sources = site.src
-    in_fours = n % _EACH == 0 and vectorizable(site.out, z)
+    in_fours = _lies_in_fours(z, n) and vectorizable(site.out)
     run = _target_gradients(in_fours, site.out.dtype == BF16.numpy)
     return per_row(run, n_rows, n, site.stream, site.out, d, ends, z, *sources, n)
 
@@ -202,12 +258,6 @@ declare("cross_entropy_rows_back", CudaKernel(_rows_back, scratch=_scratch_of_ro
 
 
 @device
-def _cap(z, cap):
-    """Of what is taken out, -inf."""
-    return softcap(z, cap) if cap > _ZERO and z > _LOWEST else z
-
-
-@device
 def _take_targets(z, start, slopes, targets, first, k, n, cap):
     """The greatest logit of a thread's targets in a row, and whether all are tokens. `slopes` from
     `first` on become the logits of all, which are taken out."""
@@ -227,67 +277,52 @@ def _take_targets(z, start, slopes, targets, first, k, n, cap):
     return top, are_tokens
 
 
-@device
-def _maximum_and_sum(z, start, n, cap, parts):
-    """(maximum, Σ e^(z − maximum)) of a row; each thread has four numbers under way."""
-    top, total, apart = _LOWEST, _ZERO, cuda.blockDim.x
-    four = cuda.local.array(_EACH, np.float32)
-    for j in range(cuda.threadIdx.x, n, _EACH * apart):
-        highest = top
-        for e in range(_EACH):
-            at = j + e * apart
-            four[e] = _cap(z[start + at], cap) if at < n else _LOWEST
-        for e in range(_EACH):
-            highest = max(highest, four[e])
-        base = highest if highest > _LOWEST else _ZERO
-        total *= math.exp(top - base)
-        for e in range(_EACH):
-            total += math.exp(four[e] - base)
-        top = highest
-    highest = block_max(top, parts)
-    base = highest if highest > _LOWEST else _ZERO
-    return highest, block_sum(total * math.exp(top - base), parts)
+@cache
+def _loss_kernel(in_fours: bool) -> Any:
+    maximum_and_sum = _row_ends(in_fours)
 
+    @kernel
+    def loss_rows(
+        z, losses, right, ends, slopes, targets, shares, weights, k, n, cap, beta, fault, number
+    ):  # fmt: skip
+        """The losses of rows of logits, and whether the first target of a counting row is on top.
+        ends: of each row the maximum, and the factor of the others' gradients; slopes: the
+        targets'."""
+        parts = cuda.shared.array(THREADS, np.float32)
+        for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
+            start, first, weight = np.int64(i) * n, i * k, weights[i]
+            counts, mine, apart = weight != _ZERO, first + cuda.threadIdx.x, cuda.blockDim.x
+            share = i * (k + 1) % shares.size - first  # from a target to its share
+            greatest, are_tokens = _take_targets(z, start, slopes, targets, first, k, n, cap)
+            if counts and not are_tokens:
+                cuda.atomic.max(fault, 0, number)
+            highest, rest = maximum_and_sum(z, start, n, cap, parts)
+            top = max(highest, block_max(greatest, parts))
+            rest *= math.exp(highest - top)
+            rest = _LEAST if rest < _LEAST else rest
+            total = _ZERO
+            for s in range(mine, first + k, apart):
+                total += math.exp(slopes[s] - top)
+            norm = rest + block_sum(total, parts)
+            log_norm, loss, mass = math.log(norm), _ZERO, _ZERO
+            for s in range(mine, first + k, apart):
+                term, pull = _case(shares[s + share], slopes[s] - top - log_norm, beta)
+                loss += term
+                mass += pull
+            term, pull = _case(shares[first + k + share], math.log(rest) - log_norm, beta)
+            loss, mass = block_sum(loss, parts) + term, block_sum(mass, parts) + pull
+            if cuda.threadIdx.x == 0:
+                losses[i] = weight * loss if counts else _ZERO
+                right[i] = _ONE if counts and slopes[first] == top else _ZERO
+                ends[2 * i] = top
+                ends[2 * i + 1] = weight * (mass / norm - pull / rest) if counts else _ZERO
+            for s in range(mine, first + k, apart):
+                logit = slopes[s]
+                _, pull = _case(shares[s + share], logit - top - log_norm, beta)
+                slope = weight * (mass * math.exp(logit - top) / norm - pull) if counts else _ZERO
+                slopes[s] = softcap_back(logit, slope, cap) if cap > _ZERO else slope
 
-@kernel
-def _loss_rows(
-    z, losses, right, ends, slopes, targets, shares, weights, k, n, cap, beta, fault, number
-):  # fmt: skip
-    """The losses of rows of logits, and whether the first target of a counting row is on top. ends:
-    of each row the maximum, and the factor of the others' gradients; slopes: the targets'."""
-    parts = cuda.shared.array(THREADS, np.float32)
-    for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
-        start, first, weight = np.int64(i) * n, i * k, weights[i]
-        counts, mine, apart = weight != _ZERO, first + cuda.threadIdx.x, cuda.blockDim.x
-        share = i * (k + 1) % shares.size - first  # from a target to its share
-        greatest, are_tokens = _take_targets(z, start, slopes, targets, first, k, n, cap)
-        if counts and not are_tokens:
-            cuda.atomic.max(fault, 0, number)
-        highest, rest = _maximum_and_sum(z, start, n, cap, parts)
-        top = max(highest, block_max(greatest, parts))
-        rest *= math.exp(highest - top)
-        rest = _LEAST if rest < _LEAST else rest
-        total = _ZERO
-        for s in range(mine, first + k, apart):
-            total += math.exp(slopes[s] - top)
-        norm = rest + block_sum(total, parts)
-        log_norm, loss, mass = math.log(norm), _ZERO, _ZERO
-        for s in range(mine, first + k, apart):
-            term, pull = _case(shares[s + share], slopes[s] - top - log_norm, beta)
-            loss += term
-            mass += pull
-        term, pull = _case(shares[first + k + share], math.log(rest) - log_norm, beta)
-        loss, mass = block_sum(loss, parts) + term, block_sum(mass, parts) + pull
-        if cuda.threadIdx.x == 0:
-            losses[i] = weight * loss if counts else _ZERO
-            right[i] = _ONE if counts and slopes[first] == top else _ZERO
-            ends[2 * i] = top
-            ends[2 * i + 1] = weight * (mass / norm - pull / rest) if counts else _ZERO
-        for s in range(mine, first + k, apart):
-            logit = slopes[s]
-            _, pull = _case(shares[s + share], logit - top - log_norm, beta)
-            slope = weight * (mass * math.exp(logit - top) / norm - pull) if counts else _ZERO
-            slopes[s] = softcap_back(logit, slope, cap) if cap > _ZERO else slope
+    return loss_rows
 
 
 @cache
@@ -388,7 +423,7 @@ class LossRows(NamedTuple):
 
     losses: Any  # (n)
     right: Any  # (n): 1 if a row counts and its first target is on top, else 0
-    ends: Any  # (2n), see _loss_rows
+    ends: Any  # (2n), see _loss_kernel
     slopes: Any  # (n · k)
     targets: Any  # (n · k)
     shares: Any  # (n · (k + 1)): probabilities of these and of the others; k + 1, if all want alike
@@ -435,7 +470,8 @@ def losses_of(site: CudaSite, z: Any, rows: LossRows) -> Call:
     n_rows, params = rows.weights.size, site.node.params
     n, fault = z.size // n_rows, target_fault(site, z.size // n_rows)
     cap, beta = (np.float32(params.get(name, 0.0)) for name in ("softcap", "beta"))
-    return per_row(_loss_rows, n_rows, n, site.stream, z, *rows, rows.k, n, cap, beta, *fault)
+    run = _loss_kernel(_lies_in_fours(z, n))
+    return per_row(run, n_rows, n, site.stream, z, *rows, rows.k, n, cap, beta, *fault)
 
 
 def gradients_of(site: CudaSite, z: Any, rows: LossRows, rounds: bool = False) -> Call:
