@@ -130,17 +130,20 @@ def test_a_reader_that_goes_away_ends_the_run_as_sigterm_does(started, tmp_path,
 
 
 def test_a_closed_terminal_ends_the_run_and_saves(started, tmp_path, tiny):
-    """As a window that is closed: a hang-up, after which nothing can be written."""
+    """As a window that is closed: the system sends a hang-up, and nothing can be written."""
+    import fcntl
+    import termios
+
     leader, follower = os.openpty()
     run = started("--checkpoint-dir", tmp_path / "points", stdin=follower, stdout=follower,
-                  stderr=follower, start_new_session=True)  # fmt: skip
+                  stderr=follower, start_new_session=True,
+                  preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))  # fmt: skip
     os.close(follower)
     said, end = b"", time.monotonic() + PATIENCE
     while b"step 1" not in said:
         assert time.monotonic() < end and select.select([leader], [], [], PATIENCE)[0], said
         said += os.read(leader, 4096)
     os.close(leader)
-    run.send_signal(signal.SIGHUP)
     assert run.wait(timeout=PATIENCE) == 130
     assert library.load(tiny, tmp_path / "adapter.gguf").adapters
     assert len(points_of(tmp_path / "points")) == 1
