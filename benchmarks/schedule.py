@@ -71,6 +71,8 @@ MORE_THREADS = """
 import runpy, sys
 from numba.core import config
 config.NUMBA_DEFAULT_NUM_THREADS = config.NUMBA_NUM_THREADS
+from pyggml import granted
+granted.cores = lambda: config.NUMBA_NUM_THREADS
 sys.path.insert(0, sys.argv[1])
 del sys.argv[:2]
 runpy.run_path(sys.argv[0], run_name="__main__")
