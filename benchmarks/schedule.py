@@ -8,21 +8,19 @@ of a region then go, in order, to whichever of the threads is free first, as in
 pyggml.jit.regions; a region ends with its last task, and what lies between regions runs on one
 thread. Each task counts with the shortest time that it took in any step.
 
-What cores share is measured at the start, on each of those numbers of threads that this machine has
-cores for: what a region of tasks that do nothing costs, and how much slower products are on each
-thread than on one alone (clocks, units of a core that two threads use): all tasks are slower by it.
-Of more threads a region costs more by the logarithm, as they wake each other along a tree, and the
-slowdown is the last one measured. Memory and caches that are shared only `beside_others` knows.
+What cores share tells a second recording: that of as many processes as there are threads, or cores
+of this machine, which run the same steps at the same time. So tasks share the clock, units of a
+core, caches and memory as those of threads would. A thread of the forecast takes the times of one
+of these processes, for each task the median of all steps: cores are not equally fast, and a region
+ends with the slowest. What a region of tasks that do nothing costs is measured at the start, on
+each of those numbers of threads that this machine has cores for; of more threads it costs more by
+the logarithm, as they wake each other along a tree. Up to the cores of this machine the step is
+also timed.
 
-The step is foretold a second time from tasks that are recorded while each other thread's core, or
-each that this machine has, runs the same step in a process of its own: so tasks share what threads
-would, the clock, units of a core, caches and memory. There the medians count. Up to the cores of
-this machine the step is also timed.
-
-Prints a JSON line: for each number of threads what a region costs (`region_us`), the `slowdown`,
-the foretold seconds (`foretold`, `beside_others`), those measured (the shortest and the median),
-the share of the time on one thread that runs outside of regions, and the ops in which threads wait
-longest.
+Prints a JSON line: for each number of threads what a region costs (`region_us`), the seconds of
+one thread alone, those foretold from that recording (`unshared`) and from the second one
+(`foretold`), those measured (the shortest and the median), the share of the time on one thread that
+runs outside of regions, and the ops in which threads wait longest.
 """
 
 import argparse
@@ -33,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from math import log2
 from pathlib import Path
@@ -44,7 +42,6 @@ from typing import Any, NoReturn
 import llvmlite.binding as llvm
 import numpy as np
 from batches import random_batch
-from gemm import limit, limit_flop, seconds
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -57,7 +54,7 @@ from pyggml.jit.frames import Floats1, Frame
 from pyggml.jit.llvm import I64, declare_intrinsic
 from pyggml.jit.regions import run_all
 from pyggml.jit.tasks import launch, stage, table_of, task_code
-from pyggml.kernels.gemm import FASTEST, teams
+from pyggml.kernels.gemm import teams
 from pyggml.kernels.gemm.amx import product as tile_product
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import WindowBatch
@@ -154,6 +151,14 @@ class Recording:
         self.cycles = ends - begins
         self.alone = end - start - int((ends - begins).sum()) - len(noted) * note_cycles
 
+    @classmethod
+    def of(cls, saved: Mapping[str, np.ndarray]) -> "Recording":
+        """What record_beside saved."""
+        result = cls.__new__(cls)
+        result.tasks, result.cycles = saved["tasks"], saved["cycles"]
+        result.alone = int(saved["alone"])
+        return result
+
     @staticmethod
     def typical(recordings: Sequence["Recording"], pick: Callable) -> "Recording":
         """One for several of the same work; pick: np.min or np.median, of each task's times."""
@@ -170,19 +175,30 @@ class Recording:
 
     def on(self, n_threads: int, region_cycles: float) -> float:
         """Cycles on that many threads."""
-        first = np.flatnonzero(self.tasks == 0)  # a region begins with task 0
-        regions = np.split(self.cycles, first[1:]) if len(first) else []
-        return self.alone + sum(_shared_out(r, n_threads, region_cycles) for r in regions)
+        return _on_threads([self], n_threads, region_cycles)
+
+
+def _on_threads(of_cores: Sequence[Recording], n_threads: int, region_cycles: float) -> float:
+    """Cycles on that many threads, each of which takes the times of one core."""
+    tasks = of_cores[0].tasks
+    assert all((r.tasks == tasks).all() for r in of_cores), "another order of tasks"
+    cycles = np.stack([r.cycles for r in of_cores], axis=1)
+    first = np.flatnonzero(tasks == 0)  # a region begins with task 0
+    regions = np.split(cycles, first[1:]) if len(first) else []
+    alone = float(np.median([r.alone for r in of_cores]))
+    return alone + sum(_shared_out(r, n_threads, region_cycles) for r in regions)
 
 
 def _shared_out(tasks: np.ndarray, n_threads: int, region_cycles: float) -> float:
-    """When the last of a region's tasks ends, each taken by the thread that is free first."""
+    """When the last of a region's tasks (n, cores) ends, each taken by the thread that is free
+    first."""
     if n_threads == 1 or len(tasks) == 1:
-        return float(tasks.sum())
-    free = [0.0] * min(n_threads, len(tasks))
-    for cycles in tasks.tolist():
-        heapq.heapreplace(free, free[0] + cycles)
-    return max(free) + region_cycles
+        return float(tasks[:, 0].sum())
+    free = [(0.0, thread) for thread in range(min(n_threads, len(tasks)))]
+    for of_cores in tasks.tolist():
+        now, thread = free[0]
+        heapq.heapreplace(free, (now + of_cores[thread % len(of_cores)], thread))
+    return max(free)[0] + region_cycles
 
 
 class _Nothing(Frame):
@@ -249,14 +265,12 @@ def _cycles_per_second() -> float:
     return (_now() - start) / (perf_counter() - began)
 
 
-def measure_machine() -> dict[str, float]:
-    """What a region of this process's threads costs, and the rate of products on all of them."""
+def region_seconds() -> float:
+    """What a region of this process's threads costs."""
     nothing, n = _Nothing(x=np.zeros(1, np.float32)), 1000
     tables = [table_of([stage(_nothing, nothing, m)] * n) for m in (threads.most(), 1)]
     region, alone = (min(_seconds_of(table) for _ in range(30)) / n for table in tables)
-    products = limit(FASTEST)
-    rate = limit_flop(FASTEST) / min(seconds(products) for _ in range(20))
-    return {"region": max(region - alone, 0.0), "rate": rate}
+    return max(region - alone, 0.0)
 
 
 def _seconds_of(table: np.ndarray) -> float:
@@ -265,18 +279,16 @@ def _seconds_of(table: np.ndarray) -> float:
     return perf_counter() - began
 
 
-def machine_on(n: int, measured: dict[int, dict[str, float]]) -> dict[str, float]:
-    """Microseconds of a region and the slowdown of tasks on n threads, from those measured."""
+def region_us(n: int, measured: dict[int, float]) -> float:
+    """Microseconds of a region on n threads, from those seconds that were measured."""
     most = max(m for m in measured if m <= n)
-    region = measured[most]["region"] * (log2(n) / log2(most) if most > 1 else 1)
-    slowdown = most * measured[1]["rate"] / measured[most]["rate"]
-    return {"region_us": round(region * 1e6, 2), "slowdown": round(max(slowdown, 1.0), 3)}
+    return round(measured[most] * 1e6 * (log2(n) / log2(most) if most > 1 else 1), 2)
 
 
-def foretell(run: Run, n_threads: int, n_steps: int, region_us: float) -> dict[str, Any]:
-    """A step's time on n threads, where it is lost, and how much runs on one thread."""
-    rate = _cycles_per_second()
-    region = region_us * 1e-6 * rate
+def foretell(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+    """A step's time on all threads, where it is lost, and how much runs on one thread."""
+    n_threads, rate = threads.most(), _cycles_per_second()
+    region, n_steps = options.region_us * 1e-6 * rate, options.steps
     whole = Recording.typical([run.record_step() for _ in range(n_steps)], np.min)
     names = [name for name, _ in run.record_nodes()]
     steps = [[node for _, node in run.record_nodes()] for _ in range(n_steps)]
@@ -286,51 +298,49 @@ def foretell(run: Run, n_threads: int, n_steps: int, region_us: float) -> dict[s
         lost[name] += node.on(n_threads, region) - node.total / n_threads
     return {
         "one_thread": round(whole.total / rate, 4),
-        "foretold": round(whole.on(n_threads, region) / rate, 4),
+        "unshared": round(whole.on(n_threads, region) / rate, 4),
         "alone": round(whole.alone / whole.total, 4),
         "lost": {name: round(cycles / rate, 4) for name, cycles in lost.most_common(8)},
     }
 
 
-def foretell_beside(run: Run, n_threads: int, n_steps: int, region_us: float) -> dict[str, Any]:
-    """A step's time on n threads, from what tasks take while other processes do the same."""
-    rate = _cycles_per_second()
-    whole = Recording.typical([run.record_step() for _ in range(n_steps)], np.median)
-    return {"beside_others": round(whole.on(n_threads, region_us * 1e-6 * rate) / rate, 4)}
-
-
-def measure(run: Run, n_threads: int, n_steps: int, region_us: float) -> dict[str, Any]:
+def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """A step's time on all threads of this process."""
     taken = []
-    for _ in range(n_steps):
+    for _ in range(options.steps):
         began = perf_counter()
         run.step()
         taken.append(perf_counter() - began)
     return {"measured": round(min(taken), 4), "median": round(median(taken), 4)}
 
 
-def keep_busy(run: Run, n_threads: int, n_steps: int, region_us: float) -> NoReturn:
-    """Run steps until this process is ended; says when it begins."""
-    print(json.dumps({"busy": True}), flush=True)
+def record_beside(run: Run, options: argparse.Namespace) -> NoReturn:
+    """When a line comes, record steps into a file, while others do, and run more until the end."""
+    print(json.dumps({"ready": True}), flush=True)
+    sys.stdin.readline()
+    whole = Recording.typical([run.record_step() for _ in range(options.steps)], np.median)
+    with Path(options.to).open("wb") as file:
+        np.savez(file, tasks=whole.tasks, cycles=whole.cycles, alone=whole.alone)
+    print(json.dumps({"rate": _cycles_per_second()}), flush=True)
     while True:
         run.step()
 
 
-ROLES = {f.__name__: f for f in (foretell, foretell_beside, measure, keep_busy)}
+ROLES = {f.__name__: f for f in (foretell, measure, record_beside)}
 MACHINE = "machine"
 
 
 def one(options: argparse.Namespace) -> None:
     """What a process of its own does, for one number of threads."""
     if options.only == MACHINE:
-        print(json.dumps(measure_machine()))
+        print(json.dumps({"region": region_seconds()}))
         return
     if options.only != "measure":
         record()
     run = Run(options.model, options.tokens)
     run.step()  # compiles
     _now()
-    print(json.dumps(ROLES[options.only](run, threads.most(), options.steps, options.region_us)))
+    print(json.dumps(ROLES[options.only](run, options)))
 
 
 class Processes:
@@ -342,34 +352,47 @@ class Processes:
         self._command = [sys.executable, "-c", MORE_THREADS, here, __file__, *given]
         self._cache = cache
 
-    def start(self, role: str, n: int, region_us: float = 0.0) -> subprocess.Popen:
+    def start(self, role: str, n: int, *further: str) -> subprocess.Popen:
         environment = os.environ | {"NUMBA_NUM_THREADS": str(n)}
         if role not in ("measure", MACHINE):
             environment["NUMBA_CACHE_DIR"] = self._cache
-        command = [*self._command, "--region-us", str(region_us), "--only", role]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+        command, pipe = [*self._command, "--only", role, *further], subprocess.PIPE
+        return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
 
-    def result(self, role: str, n: int, region_us: float = 0.0) -> dict[str, Any]:
+    def result(self, role: str, n: int, *further: str) -> dict[str, Any]:
         """What it prints."""
-        process = self.start(role, n, region_us)
+        process = self.start(role, n, *further)
         text, _ = process.communicate()
         if process.returncode:
             raise SystemExit(process.returncode)
         return dict(json.loads(text))
 
-    def beside_others(self, n: int, region_us: float, n_busy: int) -> dict[str, Any]:
-        """The forecast for n threads while so many others are busy."""
-        busy = [self.start("keep_busy", n) for _ in range(n_busy)]
+    def beside(self, n: int, region_us: float, n_cores: int) -> dict[str, Any]:
+        """The forecast for n threads of what so many processes record at the same time."""
+        files = [f"{self._cache}/beside-{i}.npz" for i in range(n_cores)]
+        processes = [self.start("record_beside", n, "--to", file) for file in files]
         try:
-            for process in busy:
-                assert process.stdout is not None
-                if not process.stdout.readline():
-                    raise SystemExit("a process that was to keep a core busy has ended")
-            return self.result("foretell_beside", n, region_us)
+            _lines_of(processes)
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+            rate = median(line["rate"] for line in _lines_of(processes))
         finally:
-            for process in busy:
+            for process in processes:
                 process.kill()
                 process.wait()
+        recordings = [Recording.of(np.load(file)) for file in files]
+        cycles = _on_threads(recordings, n, region_us * 1e-6 * rate)
+        return {"foretold": round(cycles / rate, 4)}
+
+
+def _lines_of(processes: Sequence[subprocess.Popen]) -> list[dict[str, Any]]:
+    """The next line of each."""
+    lines = [process.stdout.readline() for process in processes if process.stdout is not None]
+    if not all(lines):
+        raise SystemExit("a process that was to record beside others has ended")
+    return [json.loads(line) for line in lines]
 
 
 def numbers(text: str) -> Sequence[int]:
@@ -384,6 +407,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only", choices=[*ROLES, MACHINE], help=argparse.SUPPRESS)
     parser.add_argument("--region-us", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--to", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         one(options)
@@ -392,13 +416,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         result, processes = {}, Processes(options, cache)
         here = {1, n_cores, *(n for n in options.threads if n <= n_cores)}
-        measured = {n: processes.result(MACHINE, n) for n in sorted(here)}
+        measured = {n: processes.result(MACHINE, n)["region"] for n in sorted(here)}
         for n in options.threads:
-            result[n] = machine_on(n, measured)
-            region = result[n]["region_us"]
-            result[n] |= processes.result("foretell", n, region)
-            result[n]["foretold"] = round(result[n]["foretold"] * result[n]["slowdown"], 4)
-            result[n] |= processes.beside_others(n, region, min(n, n_cores) - 1)
+            us = region_us(n, measured)
+            result[n] = {"region_us": us} | processes.result("foretell", n, "--region-us", str(us))
+            result[n] |= processes.beside(n, us, min(n, n_cores))
             if n <= n_cores:
                 result[n] |= processes.result("measure", n)
     name = Path(options.model).name
