@@ -32,12 +32,12 @@ WITHOUT_A_KERNEL = {
     "count_equal", "cpy_into", "cumsum",
     "cumsum_back", "diag", "diag_back", "gated_delta_net", "gated_delta_net_back",
     "gated_linear_attn", "group_norm", "group_norm_back", "im2col", "im2col_back", "likeliest",
-    "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
+    "pad",
     "pad_back", "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
     "pool_max_back", "linear_cross_entropy_back_w",
     "rescale_back_linear_cross_entropy",
     "rescale_back_out_prod_id", "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set",
-    "solve_tri", "solve_tri_t", "ssm_scan", "ssm_scan_back", "swiglu_back",
+    "solve_tri", "solve_tri_t", "ssm_scan", "ssm_scan_back",
     "timestep_embedding", "tri", "upscale", "upscale_back", "view_back", "wkv_back",
 }
 # fmt: on

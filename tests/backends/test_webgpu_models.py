@@ -76,13 +76,18 @@ def test_gradients_of_an_adapter_are_the_host_s(name, fixture, gpu, record_prope
 
 
 @pytest.mark.parametrize("name", ["qwen2-Q4_K_M"])
-def test_gradients_with_weights_in_float16(name, fixture, gpu, record_property, monkeypatch):
+def test_gradients_in_float16(name, fixture, gpu, record_property, monkeypatch):
+    """Of weights alone, and of both factors where the device computes so."""
     exact_loss, exact = gradients(fixture, [gpu])
     monkeypatch.setattr(gpu.shaders, "in_f16", True)
-    loss, found = gradients(fixture, [gpu])
-    assert loss == pytest.approx(exact_loss, rel=1e-4)
-    record_property("far", float(far(found, exact)))
-    assert 1e-5 < far(found, exact) < 2.5e-3
+    bounds, has_f16 = {False: (1e-5, 2.5e-3), True: (3e-3, 1e-2)}, gpu.shaders.has_f16
+    for both in sorted({False, has_f16}):
+        monkeypatch.setattr(gpu.shaders, "has_f16", both)
+        loss, found = gradients(fixture, [gpu])
+        assert loss == pytest.approx(exact_loss, rel=1e-4)
+        record_property(f"far, both {both}", float(far(found, exact)))
+        least, most = bounds[both]
+        assert least < far(found, exact) < most
 
 
 @pytest.mark.parametrize("name", [*MAIN, *slow(OTHERS)])

@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 
+from pyggml.backends.cpu import CPU
 from pyggml.backends.kit.products import Factor
+from pyggml.graph import Graph
 from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.tensor import leaf
+from pyggml.ops import OPS
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.quants.base import NoPack
+from pyggml.runtime import Devices, results
 
 
 def product(gpu, p, a, b, before=None):
@@ -40,6 +45,7 @@ ALONG_K, ALONG_ROWS = True, False
 SHAPES = [  # (m, n, k): multiples of 4, and none
     (72, 96, 300),  # tiles; the sum over k in parts
     (65, 70, 301),
+    (64, 128, 256),  # whole tiles
     (40, 8, 132),  # few rows of B
     (37, 13, 77),
     (8, 100, 52),  # of A
@@ -72,7 +78,7 @@ def test_large_tiles_and_one_part(gpu, monkeypatch):
     (m, n, k), rng = (140, 100, 68), np.random.default_rng(2)
     a, b = (rng.normal(size=(rows, k)).astype(np.float32) for rows in (m, n))
     p = products.ShaderProblem(m, n, k, Factor(k, 1), Factor(k, 1))
-    assert products._tile_of(p, gpu.limit) == (products.LARGE, 1)
+    assert products._tile_of(p, gpu.limit, False) == (products.LARGE, 1)
     near(product(gpu, p, a.reshape(-1), b.reshape(-1)), a.astype(float) @ b.T)
 
 
@@ -83,21 +89,80 @@ def test_weights_are_rounded_to_float16_first(name, size, at_once, back, gpu, mo
     from pyggml.backends.webgpu.ops import products
 
     monkeypatch.setattr(gpu.shaders, "in_f16", True)
+    monkeypatch.setattr(gpu.shaders, "has_f16", False)
     monkeypatch.setattr(products, "_UNPACKED_BYTES", at_once)
+    x, w, p, raw = rounded_problem(name, size, back, 1e-3)
+    found = product(gpu, p, x.reshape(-1), raw)
+    near(found, x.astype(float) @ w.astype(np.float16).astype(float))
+
+
+def rounded_problem(name, size, back, scale):
+    """x, the matrix that it is multiplied with, their problem, and the matrix as it is packed."""
+    from pyggml.backends.webgpu.ops.products import ShaderProblem
+
     (m, n, k), rng, dtype = size, np.random.default_rng(6), DTYPES[name]
-    w = quantize(rng.normal(size=(n, k)).astype(np.float32) * 1e-3, name)
-    rounded = dequantize(w, name).astype(np.float16).astype(float)
+    w = quantize(rng.normal(size=(n, k)).astype(np.float32) * scale, name)
     x = rng.normal(size=(m, n if back else k)).astype(np.float32)
     step = Factor(1, k, dtype=dtype) if back else Factor(k, 1, dtype=dtype)
-    p = products.ShaderProblem(m, *((k, n) if back else (n, k)), Factor(x.shape[1], 1), step)
-    found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
-    near(found, x.astype(float) @ (rounded if back else rounded.T))
+    p = ShaderProblem(m, *((k, n) if back else (n, k)), Factor(x.shape[1], 1), step)
+    numbers = dequantize(w, name)
+    raw = np.ascontiguousarray(w).view(np.uint8).reshape(-1)
+    return x, numbers if back else numbers.T, p, raw
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["forward", "back"])
+@pytest.mark.parametrize(
+    "name, size", [("Q8_0", (72, 96, 320)), ("F16", (37, 45, 132)), ("Q8_0", (64, 128, 128))]
+)
+def test_both_factors_are_rounded_where_the_device_can(name, size, back, gpu, monkeypatch):
+    """Rows of any size; the first has an infinity, which stays in it."""
+    if not gpu.shaders.has_f16:
+        pytest.skip("this device computes in float32 alone")
+    monkeypatch.setattr(gpu.shaders, "in_f16", True)
+    x, w, p, raw = rounded_problem(name, size, back, 1e-2)
+    x *= 10.0 ** np.linspace(-20, 20, len(x), dtype=np.float32)[:, None]
+    wanted = x.astype(float) @ w
+    x[0, 3] = np.inf
+    found = product(gpu, p, x.reshape(-1), raw)
+    assert not np.isfinite(found[0]).any()
+    errors = ((found - wanted)[1:] ** 2).sum(1) / (wanted[1:] ** 2).sum(1)
+    assert 1e-7 < errors.max() < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "n_groups"),
+    [("mul_mat_low_rank", 3, 256), ("out_prod_low_rank_add", 8, 1)],
+    ids=["forward, sums in parts", "back, one sum"],
+)
+def test_thin_factors_are_added_in_float32(name, rank, n_groups, gpu, monkeypatch):
+    """What a small weight gives, rounded to float16, is lost in what they give."""
+    from pyggml.backends.webgpu.ops import products
+
+    monkeypatch.setattr(gpu.shaders, "in_f16", True)
+    monkeypatch.setattr(products, "_MANY_OF_HALVES", n_groups)
+    (m, n, k), rng = (70, 96, 320), np.random.default_rng(8)
+    forward = name == "mul_mat_low_rank"
+    w = quantize(1e-6 * rng.normal(size=(n, k)).astype(np.float32), "Q8_0")
+    x = rng.normal(size=(m, k if forward else n)).astype(np.float32)
+    t = rng.normal(size=(m, rank)).astype(np.float32)
+    u = rng.normal(size=(n, rank) if forward else (rank, k)).astype(np.float32)
+    c = rng.normal(size=(m, k)).astype(np.float32)
+    thin, packed = (leaf(a) for a in (u, t)), leaf(w, "w", DTYPES["Q8_0"])
+    if forward:
+        node, wanted = OPS[name](*thin, packed, leaf(x), rounds=False), t.astype(float) @ u.T
+    else:
+        node, wanted = OPS[name](leaf(c.copy()), *thin, packed, leaf(x)), c + t.astype(float) @ u
+    assert gpu.refusal(node) is None
+    (found,) = results(Graph.of(node), Devices([gpu, CPU()]))
+    w = dequantize(w, "Q8_0").astype(float)
+    near(found, wanted + x @ (w.T if forward else w))
 
 
 def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
     from pyggml.backends.webgpu.ops.products import ShaderProblem
 
     monkeypatch.setattr(gpu.shaders, "in_f16", True)
+    monkeypatch.setattr(gpu.shaders, "has_f16", False)
     w = np.full((20, 32), 1e6, np.float32)
     raw = np.ascontiguousarray(quantize(w, "BF16")).view(np.uint8).reshape(-1)
     p = ShaderProblem(20, 20, 32, Factor(32, 1), Factor(32, 1, dtype=DTYPES["BF16"]))

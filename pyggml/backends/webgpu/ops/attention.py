@@ -6,10 +6,12 @@
     a sink is a score without a value;  dsink = −Σ e^(sink − lse)·δ
 
 A workgroup has a tile of queries of a head and walks along the keys, or a tile of keys and walks
-along the queries (attention_tiles). It sums alone what it writes, so every sum has a fixed order.
+along the queries (attention_tiles). Where few tiles would leave most of a large card idle,
+gradients are summed in parts, by workgroups that take turns along the walk. A workgroup sums alone
+what it writes, and parts are added in their order, so every sum has a fixed order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -37,8 +39,11 @@ from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, p
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.attention.positions import score_tables
+from pyggml.sizes import round_up
 
 _WIDEST = 256  # numbers of a head that are summed: values; for gradients, keys too
+_MANY_GROUPS = 1024  # keep a large card busy
+_LINE = 64  # bytes
 _NONE = -3e38  # stands for −inf, which shaders may do without
 
 _SCORES = f"""{CAPPED}
@@ -100,6 +105,11 @@ _K, _V = "D", "DV"  # numbers of a head of queries and keys, and of one of value
 
 def _query_rows(size: str) -> str:
     return f"first:(r * H + head) * {size}"
+
+
+def _of_part(rows: str, below: str) -> str:
+    """These rows of a gradient, of which each part has `below`."""
+    return rows.replace("(r * ", f"((at.z * {below} + r) * ")
 
 
 def _key_columns(size: str) -> str:
@@ -191,7 +201,8 @@ def _queries_source(n_bands: int) -> str:
     {sums_of("o", n_bands)}
     find_bounds(me, first, {BLOCK_ROWS}u);
     let range = workgroupUniformLoad(&bounds);
-    for (var key = range.x; key < range.y; key += {BLOCK_COLUMNS}u) {{
+    let step = {BLOCK_COLUMNS}u * PARTS;
+    for (var key = range.x + {BLOCK_COLUMNS}u * at.z; key < range.y; key += step) {{
         {dots("s", ("q", _query_rows(_K), "T"), ("k", _key_columns(_K), "range.y"), _K)}
         {dots("g", ("do", _query_rows(_V), "T"), ("v", _key_columns(_V), "range.y"), _V)}
         {chr(10).join(slopes)}
@@ -199,7 +210,7 @@ def _queries_source(n_bands: int) -> str:
         workgroupBarrier();
         {add_columns("o", n_bands, ("k", _key_columns(_K), "range.y"), _K)}
     }}
-    {put_rows("o", "dq", n_bands, _query_rows(_K), "T", _K)}
+    {put_rows("o", "dq", n_bands, _of_part(_query_rows(_K), "T"), "T", _K)}
 }}
 """
 
@@ -222,24 +233,25 @@ def _keys_source(k_bands: int, v_bands: int) -> str:
     let keys = vec4(first + {QUAD}u * y) + {_FOUR};
     {sums_of("dk", k_bands)}
     {sums_of("dv", v_bands)}
-    for (var query = 0u; query < T; query += {BLOCK_COLUMNS}u) {{
+    let n_heads = H / HK;
+    for (var i = at.z; i < (T + {BLOCK_COLUMNS - 1}u) / {BLOCK_COLUMNS}u * n_heads; i += PARTS) {{
+        let query = i / n_heads * {BLOCK_COLUMNS}u;
+        let h = head * n_heads + i % n_heads;
         find_bounds(me, query, {BLOCK_COLUMNS}u);
         let range = workgroupUniformLoad(&bounds);
         if (range.x >= first + {BLOCK_ROWS}u || range.y <= first) {{ continue; }}
-        for (var h = head * (H / HK); h < (head + 1u) * (H / HK); h++) {{
-            {dots("s", ("k", rows[_K], "S"), ("q", columns[_K], "T"), _K)}
-            {dots("g", ("v", rows[_V], "S"), ("do", columns[_V], "T"), _V)}
-            {chr(10).join(slopes)}
-            {set_weights([f"p{j}" for j in every])}
-            workgroupBarrier();
-            {add_columns("dv", v_bands, ("do", columns[_V], "T"), _V)}
-            {set_weights([f"ds{j}" for j in every])}
-            workgroupBarrier();
-            {add_columns("dk", k_bands, ("q", columns[_K], "T"), _K)}
-        }}
+        {dots("s", ("k", rows[_K], "S"), ("q", columns[_K], "T"), _K)}
+        {dots("g", ("v", rows[_V], "S"), ("do", columns[_V], "T"), _V)}
+        {chr(10).join(slopes)}
+        {set_weights([f"p{j}" for j in every])}
+        workgroupBarrier();
+        {add_columns("dv", v_bands, ("do", columns[_V], "T"), _V)}
+        {set_weights([f"ds{j}" for j in every])}
+        workgroupBarrier();
+        {add_columns("dk", k_bands, ("q", columns[_K], "T"), _K)}
     }}
-    {put_rows("dk", "dk", k_bands, rows[_K], "S", _K)}
-    {put_rows("dv", "dv", v_bands, rows[_V], "S", _V)}
+    {put_rows("dk", "dk", k_bands, _of_part(rows[_K], "S"), "S", _K)}
+    {put_rows("dv", "dv", v_bands, _of_part(rows[_V], "S"), "S", _V)}
 }}
 """
 
@@ -288,13 +300,14 @@ def _tiles(
     arrays: dict[str, BufferRange],
     n_rows: int,
     n: int,
+    n_parts: int = 1,
 ) -> Dispatch:
     """heads: tensors of rows of a head's numbers; n: heads of the result."""
-    constants = _constants(site.node)
+    constants = _constants(site.node) | {"PARTS": n_parts}
     sizes = {name: _V if name in _OF_VALUES else _K for name in heads}
     quads = {name: as_quads(view, int(constants[sizes[name]])) for name, view in heads.items()}
     functions = "\n".join(quad_functions(name, v, sizes[name]) for name, v in quads.items())
-    groups = -(-n_rows // BLOCK_ROWS), n, 1
+    groups = -(-n_rows // BLOCK_ROWS), n, n_parts
     return site.shaders.dispatch(functions + source, {**quads, **arrays}, groups, constants)
 
 
@@ -306,9 +319,55 @@ def _forward(site: ShaderSite) -> Sequence[Dispatch]:
     return [_tiles(site, _forward_source(bands_of(dv)), heads, arrays, t, h)]
 
 
+def _n_parts(node: Tensor, limit: int) -> tuple[int, int]:
+    """Parts in which the gradients of queries, and of keys and values, are summed."""
+    (t, h, d), (s, hk, _), dv = *(x.shape for x in node.src[:2]), node.src[2].shape[2]
+
+    def of(n_rows: int, n_heads: int, size: int, n_steps: int) -> int:
+        most = limit // (F32.block_bytes * n_rows * n_heads * size)
+        groups = -(-n_rows // BLOCK_ROWS) * n_heads
+        return max(min(_MANY_GROUPS // groups, n_steps, most), 1)
+
+    steps = -(-s // BLOCK_COLUMNS), -(-t // BLOCK_COLUMNS) * (h // hk)
+    return of(t, h, d, steps[0]), of(s, hk, max(d, dv), steps[1])
+
+
 def _scratch(node: Tensor, shaders: Shaders) -> int:
-    """δ (H, T)."""
-    return F32.block_bytes * node.shape[0] * node.shape[1]
+    """δ (H, T), and parts of gradients, those of queries before those of keys and values."""
+    of_queries, of_keys = _n_parts(node, shaders.limit)
+    q, k, v = (t.n_elements for t in node.src[:3])
+    parts = max(of_queries * q * (of_queries > 1), of_keys * (k + v) * (of_keys > 1))
+    return _delta_bytes(node) + F32.block_bytes * parts
+
+
+def _delta_bytes(node: Tensor) -> int:
+    return round_up(F32.block_bytes * node.shape[0] * node.shape[1], _LINE)
+
+
+_SUM = """
+    let i = group * 256u + me;
+    if (i < N) {
+        var sum = x_at(i);
+        for (var p = 1u; p < PARTS; p++) { sum += x_at(p * N + i); }
+        put_y(i, sum);
+    }
+"""
+
+
+def _in_parts(
+    site: ShaderSite, n_parts: int, results: Mapping[str, BufferRange]
+) -> tuple[dict[str, BufferRange], list[Dispatch]]:
+    """Where a shader writes its gradients, and what adds up the parts."""
+    if n_parts == 1:
+        return dict(results), []
+    parts, sums, start = {}, [], site.scratch.start + _delta_bytes(site.node)
+    for name, y in results.items():
+        parts[name] = replace(site.scratch, start=start, n_bytes=n_parts * y.n_bytes)
+        start += n_parts * y.n_bytes
+        n, views = y.n_bytes // y.size, {"y": y, "x": replace(parts[name], is_written=False)}
+        constants = {"N": n, "PARTS": n_parts}
+        sums.append(site.shaders.dispatch(_SUM, views, per_element(n), constants))
+    return parts, sums
 
 
 def _backward(site: ShaderSite) -> Sequence[Dispatch]:
@@ -317,16 +376,21 @@ def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     (t, h, d), (s, hk, _) = (x.shape for x in site.node.src[:2])
     bands = bands_of(d), bands_of(site.node.src[2].shape[2])
     constants, dispatch = _constants(site.node), site.shaders.dispatch
-    delta = replace(site.scratch, is_written=False)
-    extras = _extras(site, 7)
+    delta = replace(site.scratch, n_bytes=F32.block_bytes * t * h)
+    of_delta = {"delta": delta, "do": do, "o": o}
+    delta, extras = replace(delta, is_written=False), _extras(site, 7)
     of_sinks = {"sinks": extras.pop("sinks"), "lse": lse, "delta": delta}
     heads = {"q": q, "k": k, "v": v, "do": do}
     arrays = {"span": span, "lse": lse, "delta": delta, **extras}
-    of_keys = {**heads, "dk": dk, "dv": dv}
+    parts = _n_parts(site.node, site.shaders.limit)
+    dqs, sum_of_queries = _in_parts(site, parts[0], {"dq": site.out})
+    dks, sums_of_keys = _in_parts(site, parts[1], {"dk": dk, "dv": dv})
     return [
-        dispatch(_DELTAS, {"delta": site.scratch, "do": do, "o": o}, per_element(t * h), constants),
-        _tiles(site, _queries_source(bands[0]), {**heads, "dq": site.out}, arrays, t, h),
-        _tiles(site, _keys_source(*bands), of_keys, arrays, s, hk),
+        dispatch(_DELTAS, of_delta, per_element(t * h), constants),
+        _tiles(site, _queries_source(bands[0]), {**heads, **dqs}, arrays, t, h, parts[0]),
+        *sum_of_queries,
+        _tiles(site, _keys_source(*bands), {**heads, **dks}, arrays, s, hk, parts[1]),
+        *sums_of_keys,
         *(dispatch(_SINKS, {"dsinks": sinks, **of_sinks}, h, constants) for sinks in dsinks),
     ]
 

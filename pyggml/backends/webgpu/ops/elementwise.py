@@ -6,7 +6,7 @@ A shader names the sources' numbers a, b and c, and the op's parameters p_NAME.
 from collections.abc import Callable, Sequence
 from math import prod
 
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import FUNCTIONS, statements_of
 from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
@@ -14,6 +14,7 @@ from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import MAX_AXES, Tensor
 from pyggml.ops import OPS
+from pyggml.ops.activation.glu import SWIGLU_GRADIENTS
 from pyggml.ops.formulas import repeat
 
 _NAMES = "abc"
@@ -22,27 +23,31 @@ _BODY = """
     if (i < N) {{
         {loads}
         {statements}
-        put_y(i, y);
+        {puts}
     }}
 """
 _REPEATED = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
 
 
 def _apply(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
-    """y_i by a formula of up to three sources, the last of which is repeated."""
+    """y_i by a formula of up to three sources, the last of which is repeated; further results of
+    the formula are the node's saved ones."""
     statements = statements_of(of, dict(zip(of.sources, _NAMES, strict=False)))
 
     def bind(site: ShaderSite) -> Sequence[Dispatch]:
         n, names = site.node.n_elements, _NAMES[: len(site.src)]
         indices = dict.fromkeys(names, "i")
-        numbers = {k: v for k, v in site.node.params.items() if isinstance(v, int | float)}
-        constants = {"N": n, **{f"p_{k}": float(v) for k, v in numbers.items()}}
+        settings = {k: v for k, v in site.node.params.items() if isinstance(v, int | float)}
+        constants = {"N": n, **{f"p_{k}": float(v) for k, v in settings.items()}}
         if site.node.src[-1].n_elements != n:
             indices[names[-1]] = _REPEATED
             constants |= _repeats(site.node)
         loads = " ".join(f"let {name} = {name}s_at({at});" for name, at in indices.items())
-        views = {"y": site.out, **{f"{name}s": v for name, v in zip(names, site.src, strict=True)}}
-        body = FUNCTIONS + whole(_BODY.format(loads=loads, statements=statements))
+        views = {f"y{i or ''}": y for i, y in enumerate((site.out, *site.saved))}
+        puts = " ".join(f"put_{y}(i, {y});" for y in views)
+        for name, v, t in zip(names, site.src, site.node.src, strict=True):
+            views[f"{name}s"] = numbers(v, t.dtype)
+        body = FUNCTIONS + whole(_BODY.format(loads=loads, statements=statements, puts=puts))
         return [site.shaders.dispatch(body, views, per_element(n), constants)]
 
     return bind
@@ -63,6 +68,7 @@ def _repeats(node: Tensor) -> dict[str, int]:
     return constants
 
 
+declare("swiglu_back", ShaderKernel(_apply(SWIGLU_GRADIENTS), lacks=_not_f32, mixed=(0, 1)))
 declare("repeat", ShaderKernel(_apply(formula(repeat)), lacks=_not_f32))
 
 for _op in OPS.values():

@@ -20,7 +20,7 @@ from pyggml.sizes import round_up
 
 _LINE = 64  # bytes
 _TILE_ROWS = 128
-_LOGITS_BYTES = 256 << 20  # of all logits that exist at once, if a binding may be so large
+_LOGITS_BYTES = 384 << 20  # of all logits that exist at once, if a binding may be so large
 
 
 def _chunk(node: Tensor, limit: int) -> int:

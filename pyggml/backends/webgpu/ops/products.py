@@ -4,13 +4,15 @@
                                                      out_prod(a, b): A = bᵀ, B = aᵀ
 
 Packed weights are multiplied as they are read if A has few rows; else some rows of them at a time
-are unpacked first: to float32 or, with compute "f16", to float16. A factor with few rows has a
-shader of its own; all else goes by tiles. A matrix B that is larger than a binding is taken some
+are unpacked first: to float32 or, with compute "f16", to float16; then, if the device computes in
+float16, A is rounded too. A factor with few rows has a shader of its own; all else goes by tiles.
+A matrix B that is larger than a binding is taken some
 rows at a time: along n their products are parts of C, along k they add up.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pyggml.backends.kit.products import Factor, SizedProduct, sides_of
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
@@ -20,19 +22,27 @@ from pyggml.backends.webgpu.wgsl.packed import (
     MOST_ROWS,
     ROWS_OF_GROUP,
     dots_source,
+    halves_source,
     unpack_groups,
     unpack_source,
 )
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element
-from pyggml.backends.webgpu.wgsl.tiles import FactorReading, ShaderTile, product_source
+from pyggml.backends.webgpu.wgsl.shader import (
+    TRUE_HALF_QUADS,
+    BufferRange,
+    Dispatch,
+    Shaders,
+    per_element,
+)
+from pyggml.backends.webgpu.wgsl.tiles import QUAD, FactorReading, ShaderTile, product_source
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.quants import QUANTS
 from pyggml.sizes import round_up
 
-LARGE, SMALL = ShaderTile(128, 64, 8), ShaderTile(64, 64, 16, each_n=4)
+LARGE, SMALL = ShaderTile(128, 64, 16), ShaderTile(64, 64, 16, each_n=4)
+OF_HALVES = ShaderTile(64, 64, 32, each_n=4, quads=TRUE_HALF_QUADS)
 FEW = 16  # rows of a factor
-_MANY_GROUPS = 256  # keep a large card busy
+_MANY_GROUPS, _MANY_OF_HALVES = 256, 512  # keep a large card busy
 _TILES_OF_LARGE = 512  # of C, from which on large ones are faster
 _LEAST_K = 128  # of a part of a sum
 _UNPACKED_BYTES = 64 << 20  # of weights that are unpacked at once
@@ -51,6 +61,15 @@ _TOTAL = """
         put_c(c_index, sum);
     }
 """
+
+
+class ThinFactors(NamedTuple):
+    """Thin float32 factors whose product is added: t (m, rank), and u, a factor of columns."""
+
+    rank: int
+    of_u: Factor
+    t: BufferRange
+    u: BufferRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +97,14 @@ def multiply(
     b: BufferRange,
     scratch: BufferRange,
     shaders: Shaders,
+    beside: ThinFactors | None = None,
 ) -> list[Dispatch]:
     """The dispatches of a product; `scratch` has `scratch_bytes` or more."""
     p = replace(p, c_row=p.c_row or p.n)
+    if beside and not _takes_along(p, shaders):
+        thin = replace(p, k=beside.rank, a=Factor(beside.rank, 1), b=beside.of_u, adds=True)
+        product = multiply(p, c, a, b, scratch, shaders)
+        return [*product, *_dense(thin, c, beside.t, beside.u, scratch, shaders)]
     if p.b.dtype is F32 and b.n_bytes <= shaders.limit:
         return _dense(p, c, a, b, scratch, shaders)
     if _is_dot(p):
@@ -90,14 +114,13 @@ def multiply(
         if p.b.dtype is F32:
             calls += _dense(part, c, of_a, of_b, scratch, shaders)
             continue
-        n, kind = part.b_rows[0] * part.b_rows[1], "f16" if shaders.in_f16 else "f32"
-        n_bytes = round_up(_weight_bytes(shaders) * n, 16)
-        y = BufferRange(scratch.buffer, scratch.start, n_bytes, kind, is_written=True)
-        name = p.b.dtype.name
+        if _is_by_halves(part, shaders):
+            calls += _by_halves(part, c, of_a, of_b, scratch, shaders, beside)
+            continue
+        y, rest = _unpacked(part, scratch, shaders)
+        name, n = p.b.dtype.name, part.b_rows[0] * part.b_rows[1]
         views, groups = {"y": y.in_quads, "w": of_b}, unpack_groups(name, n)
         calls.append(shaders.dispatch(unpack_source(name), views, groups, {"N": n}))
-        used = round_up(y.n_bytes, _LINE)
-        rest = replace(scratch, start=y.start + used, n_bytes=scratch.n_bytes - used)
         dense = replace(part, b=replace(part.b, dtype=F32))
         calls += _dense(dense, c, of_a, replace(y, is_written=False), rest, shaders)
     return calls
@@ -113,7 +136,24 @@ def scratch_bytes(p: ShaderProblem, shaders: Shaders) -> int:
     unpacked = round_up(_weight_bytes(shaders) * most * n_columns, _LINE) if is_packed else 0
     rest = n_rows % most or most if most else 0
     problems = (replace(p, n=n) if p.b.k == 1 else replace(p, k=n) for n in (most, rest))
-    return unpacked + max(_sums_bytes(part, shaders.limit) for part in problems)
+    return unpacked + max(
+        _sums_bytes(part, shaders) + _halves_bytes(part, shaders) for part in problems
+    )
+
+
+def _cut(scratch: BufferRange, n_bytes: int, kind: str) -> tuple[BufferRange, BufferRange]:
+    """So many bytes of scratch, to be written, and what follows them."""
+    used = round_up(n_bytes, _LINE)
+    rest = replace(scratch, start=scratch.start + used, n_bytes=scratch.n_bytes - used)
+    return replace(scratch, n_bytes=n_bytes, kind=kind, is_written=True), rest
+
+
+def _unpacked(
+    p: ShaderProblem, scratch: BufferRange, shaders: Shaders
+) -> tuple[BufferRange, BufferRange]:
+    """Where the weights lie unpacked, and the rest of scratch."""
+    n_bytes = round_up(_weight_bytes(shaders) * p.b_rows[0] * p.b_rows[1], 16)
+    return _cut(scratch, n_bytes, "f16" if shaders.in_f16 else "f32")
 
 
 def _weight_bytes(shaders: Shaders) -> int:
@@ -157,12 +197,15 @@ def _dense(
     b: BufferRange,
     scratch: BufferRange,
     shaders: Shaders,
+    scales: BufferRange | None = None,
+    beside: ThinFactors | None = None,
 ) -> list[Dispatch]:
+    """scales: of A's rows, if both factors are float16."""
     if min(p.m, p.n) <= FEW:
         return [_few(p, c, a, b, shaders)]
-    tile, n_parts = _tile_of(p, shaders.limit)
+    tile, n_parts = _tile_of(p, shaders.limit, scales is not None)
     if n_parts == 1:
-        return [_tiles(p, tile, 1, c, a, b, shaders)]
+        return [_tiles(p, tile, 1, c, a, b, shaders, scales, beside)]
     sums = replace(
         scratch, n_bytes=F32.block_bytes * n_parts * p.m * p.n, kind="f32", is_written=True
     )
@@ -173,24 +216,75 @@ def _dense(
     }  # fmt: skip
     views = {"c": c.for_writing(), "x": replace(sums, is_written=False)}
     total = shaders.dispatch(_TOTAL, views, per_element(p.m * p.n), constants)
-    return [_tiles(own, tile, n_parts, sums, a, b, shaders), total]
+    return [_tiles(own, tile, n_parts, sums, a, b, shaders, scales, beside), total]
 
 
-def _tile_of(p: ShaderProblem, limit: int) -> tuple[ShaderTile, int]:
+def _is_by_halves(p: ShaderProblem, shaders: Shaders) -> bool:
+    """Whether the product with packed weights is one of float16."""
+    is_tiled = p.b.dtype is not F32 and p.n_batches == 1 and min(p.m, p.n) > FEW
+    return shaders.in_f16 and shaders.has_f16 and is_tiled and p.b_rows[1] % QUAD == 0
+
+
+def _takes_along(p: ShaderProblem, shaders: Shaders) -> bool:
+    """Whether one dispatch makes all of C, and adds what is beside."""
+    return _is_by_halves(p, shaders) and p.b_rows[0] <= _rows_at_once(p, shaders)
+
+
+def _halves_bytes(p: ShaderProblem, shaders: Shaders) -> int:
+    """Bytes of A in float16 and of its rows' scales."""
+    if not _is_by_halves(p, shaders):
+        return 0
+    numbers = F16.block_bytes * p.m * round_up(p.k, QUAD)
+    return round_up(numbers, _LINE) + round_up(F32.block_bytes * p.m, _LINE)
+
+
+def _by_halves(
+    p: ShaderProblem,
+    c: BufferRange,
+    a: BufferRange,
+    b: BufferRange,
+    scratch: BufferRange,
+    shaders: Shaders,
+    beside: ThinFactors | None,
+) -> list[Dispatch]:
+    """A product with packed weights, both of whose factors are rounded to float16."""
+    k, name = round_up(p.k, QUAD), p.b.dtype.name
+    y, rest = _unpacked(p, scratch, shaders)
+    x, rest = _cut(rest, F16.block_bytes * p.m * k, "f16")
+    scales, rest = _cut(rest, F32.block_bytes * p.m, "f32")
+    reading, n = _reading(p.a, p.m, p.k, a), p.b_rows[0] * p.b_rows[1]
+    reading = FactorReading(True, reading.in_quads and reading.along_k)
+    groups = unpack_groups(name, n)
+    constants = {
+        "N": n, "UNPACKING": groups, "M": p.m, "K": p.k, "QUADS": k // QUAD, "A_ROW": p.a.row,
+        "A_K": p.a.k,
+    }  # fmt: skip
+    views = {
+        "y": y.in_quads, "w": b, "x": x.in_quads, "a": _quads(a, reading), "scales": scales,
+    }  # fmt: skip
+    source = halves_source(name, reading)
+    rounded = shaders.dispatch(source, views, groups + p.m, constants)
+    own = replace(p, a=Factor(k, 1), b=replace(p.b, dtype=F32))
+    x, y, scales = (replace(view, is_written=False) for view in (x, y, scales))
+    return [rounded, *_dense(own, c, x, y, rest, shaders, scales, beside)]
+
+
+def _tile_of(p: ShaderProblem, limit: int, by_halves: bool) -> tuple[ShaderTile, int]:
     """The tile, and the number of parts of the sum over k, that keep the card busy."""
-    large, small = (-(-p.m // tile.m) * -(-p.n // tile.n) * p.n_batches for tile in (LARGE, SMALL))
-    if large >= _TILES_OF_LARGE:
+    large, small = (-(-p.m // t.m) * -(-p.n // t.n) * p.n_batches for t in (LARGE, SMALL))
+    if large >= _TILES_OF_LARGE and not by_halves:
         return LARGE, 1
+    tile, n_groups = (OF_HALVES, _MANY_OF_HALVES) if by_halves else (SMALL, _MANY_GROUPS)
     if p.n_batches > 1:
-        return SMALL, 1
+        return tile, 1
     most = min(limit, _SUMS_BYTES) // (F32.block_bytes * p.m * p.n)
-    return SMALL, max(min(-(-_MANY_GROUPS // small), p.k // _LEAST_K, most), 1)
+    return tile, max(min(-(-n_groups // small), p.k // _LEAST_K, most), 1)
 
 
-def _sums_bytes(p: ShaderProblem, limit: int) -> int:
+def _sums_bytes(p: ShaderProblem, shaders: Shaders) -> int:
     if min(p.m, p.n) <= FEW:
         return 0
-    parts = _tile_of(p, limit)[1]
+    parts = _tile_of(p, shaders.limit, _is_by_halves(p, shaders))[1]
     return F32.block_bytes * parts * p.m * p.n if parts > 1 else 0
 
 
@@ -210,6 +304,8 @@ def _tiles(
     a: BufferRange,
     b: BufferRange,
     shaders: Shaders,
+    scales: BufferRange | None,
+    beside: ThinFactors | None = None,
 ) -> Dispatch:
     per_part = round_up(-(-p.k // n_parts), tile.depth)
     constants: dict[str, int | float] = {
@@ -218,11 +314,25 @@ def _tiles(
         **_steps("A", p.a), **_steps("B", p.b),
     }  # fmt: skip
     of_a, of_b = _reading(p.a, p.m, p.k, a), _reading(p.b, p.n, p.k, b)
+    if scales:  # rows of A end in zeros
+        of_a = replace(of_a, in_quads=True)
+    ends = p.m % tile.m or p.n % tile.n or p.k % per_part
+    if of_a.in_quads and of_b.in_quads and not ends:
+        of_a, of_b = replace(of_a, has_all=True), replace(of_b, has_all=True)
     c_in_quads = c.has_quads and not any(size % 4 for size in (p.n, p.c_row, p.c_first))
     views = {"c": c.in_quads if c_in_quads else c, "a": _quads(a, of_a), "b": _quads(b, of_b)}
     views["c"] = views["c"].for_writing()
+    if scales:
+        views |= {"scales": scales, "a": a.of(TRUE_HALF_QUADS), "b": b.of(TRUE_HALF_QUADS)}
+    thin = None
+    if beside:
+        of_t, rank = Factor(beside.rank, 1), beside.rank
+        thin = _reading(of_t, p.m, rank, beside.t), _reading(beside.of_u, p.n, rank, beside.u)
+        constants |= {"RANK": rank, **_steps("T", of_t), **_steps("U", beside.of_u)}
+        views |= {"t": _quads(beside.t, thin[0]), "u": _quads(beside.u, thin[1])}
     groups = (-(-p.n // tile.n), -(-p.m // tile.m), p.n_batches * n_parts)
-    return shaders.dispatch(product_source(tile, of_a, of_b, c_in_quads), views, groups, constants)
+    source = product_source(tile, of_a, of_b, c_in_quads, thin)
+    return shaders.dispatch(source, views, groups, constants)
 
 
 def _reading(f: Factor, n_rows: int, k: int, view: BufferRange) -> FactorReading:
@@ -249,6 +359,8 @@ def _few(
     of_l, of_f = (_reading(factor, n, p.k, view) for factor, n, view in (many, few))
     if not of_l.along_k and of_f.along_k:
         of_f = replace(of_f, in_quads=False)  # its k are taken one by one
+    if of_l.along_k and not of_f.along_k:
+        of_l = replace(of_l, in_quads=False)
     groups = (-(-many[1] // rows_of_group(of_l.along_k)), -(-few[1] // AT_ONCE), p.n_batches)
     views = {"c": c.for_writing(), "l": _quads(many[2], of_l), "f": _quads(few[2], of_f)}
     return shaders.dispatch(few_source(of_l, of_f), views, groups, constants)
@@ -289,11 +401,15 @@ def _bind(site: ShaderSite) -> Sequence[Dispatch]:
 def _bind_added(site: ShaderSite) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
     p = _product(site.node, adds=True)
-    product = multiply(p, site.out, a, b, site.scratch, site.shaders)
-    if site.in_place:
+    return _onto_first(site, multiply(p, site.out, a, b, site.scratch, site.shaders))
+
+
+def _onto_first(site: ShaderSite, product: list[Dispatch]) -> Sequence[Dispatch]:
+    """A product that adds to the first source."""
+    y, x = site.out, site.src[0]
+    if site.in_place or (y.buffer is x.buffer and y.start == x.start):
         return product
-    n = site.node.n_elements
-    views = {"y": site.out, "x": site.src[0]}
+    n, views = site.node.n_elements, {"y": y, "x": x}
     return [site.shaders.dispatch(_COPY, views, per_element(n), {"N": n}), *product]
 
 
@@ -320,3 +436,42 @@ for _name in ("mul_mat", "out_prod"):
     declare(_name, ShaderKernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(0,)))
 for _name in ("mul_mat_add", "out_prod_add"):
     declare(_name, ShaderKernel(_bind_added, lacks=_lacks, scratch=_scratch, tiled=(1,)))
+
+# -- with thin factors beside them: see ops/product/low_rank --------------------------------------
+
+
+def _low_rank(node: Tensor) -> tuple[ShaderProblem, Factor]:
+    """The product with the weight, and the thin factor of its columns."""
+    *so_far, _, t, w, x = node.src
+    assert node.op is not None
+    (m, n), k, forward = node.shape, x.shape[1], node.op.name.startswith("mul_mat")
+    of_w = Factor(k, 1, dtype=w.dtype) if forward else Factor(1, n, dtype=w.dtype)
+    p = ShaderProblem(m, n, k, Factor(k, 1), of_w, adds=bool(so_far))
+    return p, Factor(t.shape[1], 1) if forward else Factor(1, n)
+
+
+def _bind_low_rank(site: ShaderSite) -> Sequence[Dispatch]:
+    (p, of_u), (u, t, w, x) = _low_rank(site.node), site.src[-4:]
+    beside = ThinFactors(site.node.src[-3].shape[1], of_u, t, u)
+    product = multiply(p, site.out, x, w, site.scratch, site.shaders, beside)
+    return _onto_first(site, product) if p.adds else product
+
+
+def _low_rank_scratch(node: Tensor, shaders: Shaders) -> int:
+    return scratch_bytes(_low_rank(node)[0], shaders)
+
+
+def _low_rank_lacks(node: Tensor) -> str | None:
+    if node.saved:
+        return "a rounded copy of the result"
+    gaps = [t for t in node.src if not t.is_contiguous]
+    return f"the rows of {gaps[0]!r} have gaps between them" if gaps else _lacks(node)
+
+
+for _name, _w in (
+    ("mul_mat_low_rank", 2), ("out_prod_low_rank", 2), ("out_prod_low_rank_add", 3),
+):  # fmt: skip
+    declare(
+        _name,
+        ShaderKernel(_bind_low_rank, lacks=_low_rank_lacks, scratch=_low_rank_scratch, tiled=(_w,)),
+    )

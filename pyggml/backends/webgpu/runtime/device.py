@@ -12,10 +12,12 @@ from wgpu.backends import wgpu_native
 from pyggml.backends.base import Backend
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.kit.places import BufferPlace, host_view, span
+from pyggml.backends.webgpu.rewrites import rewritten
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import kernels
 from pyggml.backends.webgpu.wgsl.shader import WORD, BufferRange, Dispatch, Shaders
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
+from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor
@@ -88,6 +90,10 @@ class WebGPUBackend(Backend):
             if t.dtype not in _KINDS and i not in (*kernel.tiled, *kernel.mixed):
                 return f"{t.dtype} has no kernel here"
         return kernel.lacks(node)
+
+    def rewritten(self, graph: Graph) -> Graph:
+        """By the passes of pyggml.backends.webgpu.rewrites."""
+        return rewritten(graph)
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -246,7 +252,7 @@ def _message_of(error: Exception) -> str:
     return re.sub(r"^Validation Error Caused by: (In \w+ )?", "", said)[:300]
 
 
-FEATURES = ("subgroup",)
+FEATURES = ("subgroup", "shader-f16")
 
 # What a device is asked for, and the least that the kernels need: a binding for each tensor of an
 # op, and what WebGPU promises everywhere.

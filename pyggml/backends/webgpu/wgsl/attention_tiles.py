@@ -12,6 +12,7 @@ Rows of `mine` and `weights` end in a gap, so that neighbouring threads store in
 All takes less than the 16 KB of memory that any device gives a workgroup.
 """
 
+import re
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.wgsl.shader import QUADS, BufferRange
@@ -78,23 +79,22 @@ fn {name}_quad(row: u32, d: u32, there: bool) -> vec4<f32> {{
     return f"{text}\nfn put_quad_{name}(row: u32, d: u32, v: vec4<f32>) {{ {put} }}"
 
 
-def _transpose(memory: str, size: int, source: str, at: str, below: str) -> str:
-    """Copy 16 numbers of each of `size` rows to `memory`; `at` is the element of row `r`."""
+def _turned(
+    memory: str, size: int, source: str, at: str, below: str
+) -> tuple[list[str], list[str]]:
+    """The quads of 16 numbers of each of `size` rows that a thread reads, from D on, and what puts
+    them into `memory`, turned; `at` is the element of row `r`."""
     step, quads = size // QUAD + 1, _DEPTH // QUAD
-    lines = []
+    first, element = at.split(":")
+    reads, stores = [], []
     for i in range(size * quads // THREADS):
-        e = f"(me + {i * THREADS}u)"
-        stores = "\n".join(
-            f"{memory}[(c + {c}u) * {step}u + i / {QUAD}u][i % {QUAD}u] = v[{c}];"
-            for c in range(QUAD)
-        )
-        lines.append(f"""{{
-    let i = {e} / {quads}u; let c = {e} % {quads}u * {QUAD}u;
-    let r = {at.split(":")[0]} + i;
-    let v = {source}_quad({at.split(":")[1]}, d + c, r < {below});
-    {stores}
-}}""")
-    return "\n".join(lines)
+        row, c = f"((me + {i * THREADS}u) / {quads}u)", f"(me % {quads}u * {QUAD}u)"
+        start = re.sub(r"\br\b", f"({first} + {row})", element)
+        reads.append(f"{source}_quad({start}, D + {c}, {first} + {row} < {below})")
+        for k in range(QUAD):
+            quad = f"({c} + {k}u) * {step}u + {row} / {QUAD}u"
+            stores.append(f"{memory}[{quad}][{row} % {QUAD}u] = {memory}{i}[{k}];")
+    return reads, stores
 
 
 def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str], size: str) -> str:
@@ -111,16 +111,26 @@ def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str], s
         )
         products += [f"{sums}{j} = fma(l, vec4(r[{j}]), {sums}{j});" for j in range(QUAD)]
         products.append("}")
-    source, at, below = rows
-    source2, at2, below2 = columns
+    mine, other = (
+        _turned(*each) for each in (("mine", BLOCK_ROWS, *rows), ("other", BLOCK_COLUMNS, *columns))
+    )
+    ahead = {
+        f"{memory}{i}": read
+        for memory, (reads, _) in (("mine", mine), ("other", other))
+        for i, read in enumerate(reads)
+    }
     return f"""
 {" ".join(f"var {sums}{j} = vec4<f32>();" for j in range(QUAD))}
+{{
+{chr(10).join(f"var {name} = {read.replace('D + ', '')};" for name, read in ahead.items())}
 for (var d = 0u; d < {size}; d += {_DEPTH}u) {{
-    {_transpose("mine", BLOCK_ROWS, source, at, below)}
-    {_transpose("other", BLOCK_COLUMNS, source2, at2, below2)}
+    {chr(10).join([*mine[1], *other[1]])}
     workgroupBarrier();
+    let next = d + {_DEPTH}u;
+    {chr(10).join(f"{name} = {read.replace('D + ', 'next + ')};" for name, read in ahead.items())}
     {" ".join(products)}
     workgroupBarrier();
+}}
 }}"""
 
 
@@ -152,19 +162,31 @@ def add_columns(name: str, n_bands: int, columns: tuple[str, str, str], size: st
                 f"{name}{i}_{b} = fma(vec4(p[{i}]), v{b}, {name}{i}_{b});" for i in range(QUAD)
             ]
         terms.append("}")
+    every = range(_OTHER // THREADS)
+    of = [f"(me + {i * THREADS}u)" for i in every]
+    reads = "\n".join(
+        f"""{{
+    let column = C + {e} / {size}4;
+    let r = {first} + column;
+    let there = {e} < {size}_AT_ONCE * {size}4 && column < {BLOCK_COLUMNS}u && r < {below};
+    ahead{i} = {source}_quad({element}, {e} % {size}4 * {QUAD}u, there);
+}}"""
+        for i, e in zip(every, of, strict=True)
+    )
     return f"""
+{{
+{" ".join(f"var ahead{i} = vec4<f32>();" for i in every)}
+{reads.replace("C + ", "")}
 for (var c = 0u; c < {BLOCK_COLUMNS}u; c += {size}_AT_ONCE) {{
-    for (var e = me; e < {size}_AT_ONCE * {size}4; e += {THREADS}u) {{
-        let column = c + e / {size}4;
-        let r = {first} + column;
-        let there = column < {BLOCK_COLUMNS}u && r < {below};
-        other[e] = {source}_quad({element}, e % {size}4 * {QUAD}u, there);
-    }}
+    {" ".join(f"other[{e}] = ahead{i};" for i, e in zip(every, of, strict=True))}
     workgroupBarrier();
+    let next = c + {size}_AT_ONCE;
+    {reads.replace("C + ", "next + ")}
     for (var j = 0u; j < {size}_AT_ONCE && c + j < {BLOCK_COLUMNS}u; j += {QUAD}u) {{
         {" ".join(terms)}
     }}
     workgroupBarrier();
+}}
 }}"""
 
 

@@ -4,7 +4,7 @@
 
 A workgroup has some l. Each of its threads sums up every so-manieth k for all f; then the sums of
 an l are added up in the workgroup's memory, in a fixed order. L is read four numbers at a time: for
-one l and four k, or for four l and one k.
+four l and one k, or for one l and four k, if those of F are neighbours too.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ AT_ONCE = 8  # f
 _THREADS = 256
 _TOGETHER = 4  # l, or quads of them, of a workgroup
 _SLICES = _THREADS // _TOGETHER  # of the sum over k
-_AHEAD = 2  # steps of the sum, so that their loads are under way together
+_AHEAD = {1: 8, QUAD: 2}  # steps of so many k, so that their loads are under way together
 
 _SHADER = """
 var<workgroup> parts0: array<vec4<f32>, 256>;
@@ -51,12 +51,12 @@ def rows_of_group(along_k: bool) -> int:
 def few_source(of_l: FactorReading, of_f: FactorReading) -> str:
     """A whole shader that names l, f, c and the constants of a product."""
     slices, part = f"me % {_SLICES}u", f"me % {_SLICES}u * {_TOGETHER}u + me / {_SLICES}u"
-    mine, per_step = f"me / {_SLICES}u", QUAD
+    mine, per_step = f"me / {_SLICES}u", QUAD if of_f.along_k else 1
     if not of_l.along_k:
         slices, part = f"me / {_TOGETHER}u", "me"
         mine, per_step = f"me % {_TOGETHER}u * {QUAD}u", 1
-    step = f"{_SLICES * per_step}u"
-    terms = [_terms(f"(k + {i} * {step})", of_l.along_k, of_f.along_k) for i in range(_AHEAD)]
+    step, ahead = f"{_SLICES * per_step}u", _AHEAD[per_step]
+    terms = [_terms(f"(k + {i} * {step})", of_l.along_k, of_f.along_k) for i in range(ahead)]
     n_sums = AT_ONCE // QUAD if of_l.along_k else AT_ONCE
     return f"""{quad_function("l", "N_L", of_l)}{quad_function("f", "N_F", of_f)}{_SHADER}
 @compute @workgroup_size({_THREADS})
@@ -68,7 +68,7 @@ fn main(@builtin(local_invocation_index) me: u32, @builtin(workgroup_id) at: vec
     let f_start = {factor_start("F")};
     let l = first_l + {mine};
     {" ".join(f"var s{i} = vec4<f32>();" for i in range(n_sums))}
-    for (var k = {slices} * {per_step}u; k < K; k += {_AHEAD} * {step}) {{
+    for (var k = {slices} * {per_step}u; k < K; k += {ahead} * {step}) {{
         {" ".join(terms)}
     }}
     {_puts(of_l.along_k, n_sums, part)}
@@ -90,11 +90,11 @@ def _terms(k: str, l_along_k: bool, f_along_k: bool) -> str:
         for j in quads:
             dots = ", ".join(f"dot(v, w{QUAD * j + i})" for i in range(QUAD))
             lines.append(f"s{j} += vec4({dots});")
-    else:
+    else:  # one k, so that neighbouring threads read neighbouring numbers of both
+        of_l = f"let v = l_one(l_start, l, {k}, K);"
         lines = [
-            f"s{j} = fma(vec4(v[{i}]), f_quad(f_start, first + {QUAD * j}u, {k} + {i}u, K), s{j});"
+            f"s{j} = fma(vec4(v), f_quad(f_start, first + {QUAD * j}u, {k}, K), s{j});"
             for j in quads
-            for i in range(QUAD)
         ]
     return f"{{ {of_l} {' '.join(lines)} }}"
 

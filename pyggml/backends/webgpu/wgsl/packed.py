@@ -6,6 +6,8 @@ four weights each. So all 32 threads follow one branch of the decoder.
 
 from functools import cache
 
+from pyggml.backends.webgpu.wgsl.halves import ROUND_ROW
+from pyggml.backends.webgpu.wgsl.shader import whole
 from pyggml.backends.webgpu.wgsl.tiles import FactorReading, quad_function
 from pyggml.backends.webgpu.wgsl.weights import QUAD, blocks_of, weight_source
 from pyggml.graph.dtypes import DTYPES
@@ -29,23 +31,30 @@ def unpack_groups(name: str, n: int) -> int:
     return -(-units // _UNITS)
 
 
-@cache
-def unpack_source(name: str) -> str:
+def _unpack(name: str) -> str:
     """y_i = weight i of w, for i < N, a multiple of 4; y in quads."""
     n, n_bytes, _ = *blocks_of(DTYPES[name]), 0
-    return f"""{weight_source(name)}
-@compute @workgroup_size(256)
-fn main(
-    @builtin(local_invocation_index) me: u32,
-    @builtin(workgroup_id) at: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-) {{
-    let u = (at.x + at.y * groups.x + P[0].x * 0u) * {_UNITS}u + me / 32u;
+    return f"""
+    let u = group * {_UNITS}u + me / 32u;
     let lane = me % 32u;
     {_place(name)}
     let i = block * {n}u + j;
     if (i < N) {{ put_y(i / {QUAD}u, weights(block * {n_bytes}u, j)); }}
-}}"""
+"""
+
+
+@cache
+def unpack_source(name: str) -> str:
+    """A whole shader that unpacks w to y."""
+    return weight_source(name) + whole(_unpack(name))
+
+
+@cache
+def halves_source(name: str, of_a: FactorReading) -> str:
+    """One that unpacks w to y, in the first UNPACKING workgroups, and rounds a to x in those of
+    its rows; see `ROUND_ROW`."""
+    body = f"if (group < UNPACKING) {{ {_unpack(name)} return; }}\n{ROUND_ROW}"
+    return weight_source(name) + quad_function("a", "M", of_a) + whole(body)
 
 
 @cache

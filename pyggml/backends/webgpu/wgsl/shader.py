@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import wgpu
+from wgpu.backends import wgpu_native
+from wgpu.backends.wgpu_native import _api
 
 from pyggml.backends.webgpu.wgsl.group import ARGUMENTS, FIRST_LINE, with_functions
 from pyggml.backends.webgpu.wgsl.weights import GRIDS, grid_words
@@ -31,9 +33,10 @@ THREADS = 256  # of a workgroup
 MOST_GROUPS = 65535  # along an axis
 WORD = 4  # bytes
 QUADS = "vec4<f32>"
-HALF_QUADS = "vec4<f16>"
-_QUAD_BYTES = {QUADS: 16, HALF_QUADS: 8, "f32": 16, "f16": 8}  # of four such elements
-_AS_WORDS = {QUADS: "vec4<u32>", HALF_QUADS: "vec2<u32>"}
+HALF_QUADS = "halves"
+TRUE_HALF_QUADS = "vec4<f16>"
+_QUAD_BYTES = {QUADS: 16, HALF_QUADS: 8, TRUE_HALF_QUADS: 8, "f32": 16, "f16": 8}  # of four
+_AS_WORDS = {QUADS: "vec4<u32>", HALF_QUADS: "vec2<u32>", TRUE_HALF_QUADS: "vec4<f16>"}
 
 
 _NAMED_GRIDS = re.compile(rf"\b{GRIDS}(\w+)_at\b")
@@ -44,8 +47,9 @@ class BufferRange:
     """A range of a buffer on the device.
 
     kind    how elements are read: "f32", "i32" or "u32"; QUADS, four float32 at once; HALF_QUADS,
-            four float16 as float32; "f16" or "bf16", which give an f32; "u16" or "u8", which give
-            a u32. Only those of 32 bits or more can be written.
+            four float16 as float32; TRUE_HALF_QUADS, four float16 as they are, which only devices
+            with float16 read and none writes; "f16" or "bf16", which give an f32; "u16" or "u8",
+            which give a u32. Only those of 32 bits or more can be written.
     """
 
     buffer: Any
@@ -129,11 +133,14 @@ class Shaders:
 
     limit     the most bytes of one binding
     in_f16    whether weights are unpacked to float16 rather than float32
+    has_f16   whether shaders compute in float16
     """
 
     def __init__(self, device: Any, limit: int, in_f16: bool = False) -> None:
         self._device, self.limit, self.in_f16 = device, limit, in_f16
-        self._has_subgroups = "subgroup" in device.features
+        self._has_subgroups, self.has_f16 = (
+            f in device.features for f in ("subgroup", "shader-f16")
+        )
         self._aligned = int(device.limits["min-storage-buffer-offset-alignment"])
         self._compiled, self._grids = cache(self._compile), cache(self._make_grids)
 
@@ -164,6 +171,7 @@ class Shaders:
             accessors.append(_accessors(name, view, offset, b, element))
         text = "\n".join(
             [
+                *["enable f16;"] * ("<f16>" in body),
                 _bindings(windows, len(words) // 4),
                 *accessors,
                 _with_words(body, constants or {}),
@@ -217,10 +225,25 @@ class Shaders:
         return self._device.create_bind_group(layout=layout, entries=entries)
 
     def _compile(self, text: str) -> Any:
-        module = self._device.create_shader_module(code=text)
         return self._device.create_compute_pipeline(
-            layout="auto", compute={"module": module, "entry_point": "main"}
+            layout="auto", compute={"module": _module(self._device, text), "entry_point": "main"}
         )
+
+
+def _module(device: Any, text: str) -> Any:
+    """A shader whose bounds are checked and whose loops are not: wgpu would count their turns, lest
+    they never end, which takes a fifth of a product's time. All loops here end."""
+    create = getattr(_api.libf, "wgpuDeviceCreateShaderModuleTrusted", None)
+    if create is None:  # an older wgpu
+        return device.create_shader_module(code=text)
+    ffi, code = wgpu_native.ffi, text.encode()
+    source, data = ffi.new("WGPUShaderSourceWGSL *"), ffi.new("char[]", code)
+    source.chain.sType = wgpu_native.lib.WGPUSType_ShaderSourceWGSL
+    source.code.data, source.code.length = data, len(code)
+    descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+    descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
+    checks = wgpu_native.lib.WGPUShaderRuntimeChecks_BoundsChecks
+    return _api.GPUShaderModule("", create(device._internal, descriptor, checks), device)
 
 
 _MAIN = f"""
@@ -298,6 +321,8 @@ def _accessors(name: str, view: BufferRange, offset: str, binding: int | None, e
         if element != "u32":
             words = [f"{word}[{c}]" for c in range(n)]
         read, puts = _quad_words(view.kind, words)
+        if view.kind == TRUE_HALF_QUADS:
+            read = word if element == TRUE_HALF_QUADS else f"{TRUE_HALF_QUADS}({read})"
         put = " ".join(f"{word} = {value};" for word, value in zip(words, puts, strict=True))
     lines = [f"fn {name}_at(i: u32) -> {kind} {{ return {read}; }}"]
     if view.is_written:
