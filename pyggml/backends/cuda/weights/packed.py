@@ -47,6 +47,11 @@ def _bits(n: int) -> str:
     return f"np.uint32({n:#x})"
 
 
+def _moved(word: str, n: int) -> str:
+    """A word without its first n bits."""
+    return f"({word} >> {_bits(n)})" if n else word
+
+
 class PackedBlock(PythonBlock):
     """Collects the groups of the block that begins at byte `start` of its unit, and in `rows` the
     unit's rows of grids. Lanes are numbers."""
@@ -71,13 +76,13 @@ class PackedBlock(PythonBlock):
 
     def _byte_at(self, offset: int) -> str:
         i, first = divmod(self._start + offset, 4)
-        return f"((w{i} >> {_bits(8 * first)}) & {_bits(255)})"
+        return f"({_moved(f'w{i}', 8 * first)} & {_bits(255)})"
 
     def _short(self, offset: int) -> str:
         i, first = divmod(self._start + offset, 4)
         if first == 3:
             return f"({self._load(offset)} & {_bits(0xFFFF)})"
-        return f"((w{i} >> {_bits(8 * first)}) & {_bits(0xFFFF)})"
+        return f"({_moved(f'w{i}', 8 * first)} & {_bits(0xFFFF)})"
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         def text(lane: str) -> str:
@@ -123,7 +128,7 @@ class PackedBlock(PythonBlock):
 
     def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
         def word(of: str) -> str:
-            moved = f"(({of} >> {_bits(first)}) & {_bits(((1 << n) - 1) * _ONES)})"
+            moved = f"({_moved(of, first)} & {_bits(((1 << n) - 1) * _ONES)})"
             return f"({moved} << {_bits(to)})" if to else moved
 
         return super().bits(whole, first, n, to)._replace(word=_word_of(word, whole))
@@ -386,10 +391,18 @@ def vocabulary() -> dict[str, Any]:
 
 
 def compile_closure(source: str, name: str, scope: Mapping[str, Any]) -> Any:
-    """The function of this name and source, with `known` in its closure, where the cache of
-    compiled kernels looks for what makes two of one source differ."""
-    body = indent(source, "    ")
-    text = f"def make({', '.join(scope)}):\n{body}\n    return {name}"
+    """The function of this name and source, with `scope` in its closure, where the cache of
+    compiled kernels looks for what makes two of one source differ. Whole numbers of a type lie
+    there too: to Numba each of them is one statement then, not four."""
+    numbers: dict[str, Any] = {}
+
+    def named(typed: re.Match[str]) -> str:
+        kind, number = typed.groups()
+        numbers[f"{kind}_{number}"] = getattr(np, kind)(int(number, 0))
+        return f"{kind}_{number}"
+
+    body = indent(re.sub(r"\bnp\.(u?int\d+)\((0x[0-9a-f]+|\d+)\)", named, source), "    ")
+    text = f"def make({', '.join({**scope, **numbers})}):\n{body}\n    return {name}"
     names: dict[str, Any] = {}
     exec(compile(text, f"<{name}>", "exec"), names)
-    return names["make"](**scope)
+    return names["make"](**scope, **numbers)
