@@ -17,6 +17,7 @@ from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.graph.dtypes import BF16, F16
 
 THREADS = 128  # of a block: four warps
+BR = 64  # queries of a block: B_r of Dao et al.
 HEAD_SIZES = (64, 128)  # of gradients, and of the forward pass beside them
 ALIGNED = 1024  # bytes: a tile begins at a multiple of this
 LOG2_E = np.float32(1.4426950408889634)
@@ -166,3 +167,38 @@ def seen_by_rows(span, first, count, n_keys):
         start = min(start, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, start, step)))
         stop = max(stop, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, stop, step)))
     return start, stop
+
+
+@device
+def _begins(span, row, n):
+    """Whether a tile begins with a row: the first of every 64, and those that see no key that the
+    row before sees, as where another sequence begins. Rows that see none are with those before."""
+    if row >= n or row % BR == 0:
+        return np.int32(row < n)
+    start, stop = span[2 * row], span[2 * row + 1]
+    is_apart = start >= span[2 * row - 1] or stop <= span[2 * row - 2]
+    return np.int32(start < stop and is_apart)
+
+
+@device
+def _nth_beginning(span, row, k, n):
+    """The row with which the k-th tile begins of those from `row` on; n if there is none."""
+    while row < n:
+        begins = _begins(span, row + cuda.threadIdx.x, n)
+        here = cuda.syncthreads_count(begins)
+        if k < here:
+            at, step = 0, THREADS // 2
+            while step:
+                is_before = np.int32(cuda.threadIdx.x < at + step)
+                at += step if cuda.syncthreads_count(begins & is_before) <= k else 0
+                step //= 2
+            return row + at
+        k, row = k - here, row + THREADS
+    return n
+
+
+@device
+def rows_of_sequences(span, number, n):
+    """The first row of tile `number`, and the one past its last; n twice beyond the last tile."""
+    first = _nth_beginning(span, 0, number, n)
+    return first, _nth_beginning(span, first, 1, n)

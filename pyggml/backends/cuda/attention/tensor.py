@@ -3,7 +3,8 @@
     in training      q, k and v rounded to bfloat16 or given so
     from a cache     of float16, to which q and the probabilities are rounded; with cap and sinks
 
-A block takes 64 queries of a head, each of its four warps 16 of them. Their q stays in registers,
+A block takes 64 queries of a head, of a cache those of one sequence alone, each of its four warps
+16 of them. Their q stays in registers,
 or in training, where the warps can multiply together (group_ptx.py), in shared memory; keys come
 64 at a time (of long heads 32), values while the scores are made, the next keys while values are
 added.
@@ -17,6 +18,7 @@ import numpy as np
 
 from pyggml.backends.cuda.attention.fragments import (
     ALIGNED,
+    BR,
     HEAD_SIZES,
     LN_2,
     LOG2_E,
@@ -27,6 +29,7 @@ from pyggml.backends.cuda.attention.fragments import (
     hold,
     longest_first,
     readers,
+    rows_of_sequences,
     seen_by_rows,
     tile_copier,
 )
@@ -39,14 +42,15 @@ from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch
+from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.weights.unpack import round_to_bfloat16, round_to_float16
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
-BR = 64  # queries of a block: B_r of Dao et al.
 _OF_CACHES = (64, 128, 256)  # numbers of a head
+_MORE_TILES = small(32, 1)  # that blocks are there for: of further sequences
 
 
 class _Form(NamedTuple):
@@ -195,14 +199,14 @@ def _writer(form: _Form) -> Any:
     put, head_size, has_sinks = ptx.put_two(form.out_in_bf16), form.head_size, form.has_sinks
 
     @device
-    def write(out, lse, o, top, total, query, head, n_queries, n_heads, sinks):
+    def write(out, lse, o, top, total, query, head, last, n_queries, n_heads, sinks):
         lane = cuda.threadIdx.x & 31
         for r in range(2):
             row, weight, highest, shrink = query + 8 * r, quad_sum(total[r]), top[r], ONE
             if has_sinks:
                 highest, weight, shrink = _join_sink(highest, weight, sinks[head] * LOG2_E)
             share = shrink / weight if weight > ZERO else ZERO
-            if row < n_queries:
+            if row < last:
                 if lane & 3 == 0:
                     log_sum = (highest + math.log2(weight)) * LN_2 if weight > ZERO else NO_KEYS
                     lse[np.int64(head) * n_queries + row] = log_sum
@@ -213,63 +217,98 @@ def _writer(form: _Form) -> Any:
     return write
 
 
-@cache
-def _kernel(form: _Form) -> Any:
-    head_size, n, in_groups = form.head_size, form.keys, form.in_groups
-    copy_queries, copy_keys = (tile_copier(rows, head_size, in_groups) for rows in (BR, n))
-    left, write, softmax = readers(head_size)[0], _writer(form), _softmax(n, form.has_cap)
-    (scores, add_values), results, steps = _products(form), head_size // 8, head_size // 16
-    await_all_but_one = group_ptx.await_all_but_one if in_groups else ptx.await_all_but_one
-    at_keys = 2 * head_size * BR if in_groups else 0
-    at_values = at_keys + n * head_size * 2
-    n_bytes = max(2 * head_size * BR, at_values + n * head_size * 2)
-    of_scores, of_results, of_query = (n // 8, 4), (results, 4), (steps, 4)
+@device
+def _rows_of_all(span, number, n):
+    return number * BR, min((number + 1) * BR, n)
 
-    @kernel
-    def forward(out, lse, q, k, v, span, sinks, n_queries, n_keys, n_heads, n_key_heads, factors):
-        tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
-        s = cuda.local.array(of_scores, np.float32)
-        o = cuda.local.array(of_results, np.float32)
-        held = cuda.local.array(of_query, np.uint32)
-        top, total = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
-        starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
-        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        first, head = longest_first(cuda.blockIdx.y, cuda.gridDim.y) * BR, cuda.blockIdx.x
-        key_head, query = head // (n_heads // n_key_heads), first + 16 * warp + (lane >> 2)
-        follow()
-        copy_queries(tile, 0, q, first, head, n_queries, n_heads)
-        ptx.commit_copies()
-        for r in range(2):
-            top[r], total[r], starts[r], stops[r] = MINUS_INF, ZERO, 0, 0
-            if query + 8 * r < n_queries:
-                starts[r], stops[r] = keys_of_query(span, query + 8 * r, n_keys)
-        start, stop = seen_by_rows(span, first, min(BR, n_queries - first), n_keys)
-        clear(o, results)
+
+@device
+def _begin(top, total, starts, stops, span, query, first, last, n_keys):
+    """Of a lane's rows g and g + 8, of which those before `last` are there, the keys that they see;
+    returns those that any row sees."""
+    for r in range(2):
+        top[r], total[r], starts[r], stops[r] = MINUS_INF, ZERO, 0, 0
+        if query + 8 * r < last:
+            starts[r], stops[r] = keys_of_query(span, query + 8 * r, n_keys)
+    return seen_by_rows(span, first, last - first, n_keys)
+
+
+@cache
+def _query_keeper(form: _Form) -> Any:
+    left, steps, in_groups = readers(form.head_size)[0], form.head_size // 16, form.in_groups
+
+    @device
+    def keep(held, tile):
+        """Hold a warp's queries, which are on their way to a tile, unless warps read them there."""
         if not in_groups:
             ptx.await_copies()
             cuda.syncthreads()
             for c in range(steps):
-                hold(held, c, left(tile, 0, 16 * warp, c))
+                hold(held, c, left(tile, 0, 16 * (cuda.threadIdx.x >> 5), c))
             cuda.syncthreads()
-        copy_keys(tile, at_keys, k, start, key_head, n_keys, n_key_heads)
-        ptx.commit_copies()
-        for key in range(start, stop, n):
-            copy_keys(tile, at_values, v, key, key_head, n_keys, n_key_heads)
+
+    return keep
+
+
+@cache
+def _kernel(form: _Form) -> Any:
+    head_size, n, in_groups = form.head_size, form.keys, form.in_groups
+    copy_queries, copy_keys = (tile_copier(rows, head_size, in_groups) for rows in (BR, n))
+    keep_queries, write, softmax = _query_keeper(form), _writer(form), _softmax(n, form.has_cap)
+    (scores, add_values), of_caches = _products(form), form.kind == F16.name
+    await_all_but_one = group_ptx.await_all_but_one if in_groups else ptx.await_all_but_one
+    at_keys = 2 * head_size * BR if in_groups else 0
+    at_values = at_keys + n * head_size * 2
+    n_bytes = max(2 * head_size * BR, at_values + n * head_size * 2)
+    results, of_scores, of_query = head_size // 8, (n // 8, 4), (head_size // 16, 4)
+    rows_of_tile = rows_of_sequences if of_caches else _rows_of_all
+
+    @kernel
+    def forward(out, lse, q, k, v, span, sinks, sizes, factors):
+        tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
+        s = cuda.local.array(of_scores, np.float32)
+        o = cuda.local.array((results, 4), np.float32)
+        held = cuda.local.array(of_query, np.uint32)
+        top, total = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
+        starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
+        own_row = 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
+        head, (n_queries, n_keys, n_heads, n_key_heads) = cuda.blockIdx.x, sizes
+        key_head = head // (n_heads // n_key_heads)
+        number = longest_first(cuda.blockIdx.y, cuda.gridDim.y)
+        follow()
+        while True:
+            first, last = rows_of_tile(span, number, n_queries)
+            if first == last:
+                break
+            query = first + own_row
+            copy_queries(tile, 0, q, first, head, last, n_heads)
             ptx.commit_copies()
-            await_all_but_one()
-            cuda.syncthreads()
-            scores(s, held, tile, at_keys)
-            cuda.syncthreads()
-            copy_keys(tile, at_keys, k, key + n, key_head, n_keys, n_key_heads)
+            start, stop = _begin(top, total, starts, stops, span, query, first, last, n_keys)
+            clear(o, results)
+            keep_queries(held, tile)
+            copy_keys(tile, at_keys, k, start, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
-            shrink, other = softmax(s, top, total, starts, stops, key, factors[0], factors[1])
-            await_all_but_one()
+            for key in range(start, stop, n):
+                copy_keys(tile, at_values, v, key, key_head, n_keys, n_key_heads)
+                ptx.commit_copies()
+                await_all_but_one()
+                cuda.syncthreads()
+                scores(s, held, tile, at_keys)
+                cuda.syncthreads()
+                copy_keys(tile, at_keys, k, key + n, key_head, n_keys, n_key_heads)
+                ptx.commit_copies()
+                shrink, other = softmax(s, top, total, starts, stops, key, factors[0], factors[1])
+                await_all_but_one()
+                cuda.syncthreads()
+                _shrink(o, results, shrink, other)
+                add_values(o, s, tile, at_values)
+                cuda.syncthreads()
+            ptx.await_copies()
+            write(out, lse, o, top, total, query, head, last, n_queries, n_heads, sinks)
+            if not of_caches:
+                break
             cuda.syncthreads()
-            _shrink(o, results, shrink, other)
-            add_values(o, s, tile, at_values)
-            cuda.syncthreads()
-        ptx.await_copies()
-        write(out, lse, o, top, total, query, head, n_queries, n_heads, sinks)
+            number += cuda.gridDim.y
 
     return follower(forward)
 
@@ -321,8 +360,8 @@ def _launch(site: CudaSite, form: _Form, arrays: list[Any]) -> Call:
     (n_queries, n_heads, _), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     sinks = site.src[4] if form.has_sinks else site.saved[0]
     factors = np.float32(p["scale"] * float(LOG2_E)), np.float32(p["cap"] * float(LOG2_E))
+    n_tiles = -(-n_queries // BR) + (_MORE_TILES if form.kind == F16.name else 0)
     return launch(
-        _kernel(form), (n_heads, -(-n_queries // BR)), THREADS, site.stream, site.out,
-        site.saved[0], *arrays, site.src[3], sinks, n_queries, n_keys, n_heads, n_key_heads,
-        factors,
+        _kernel(form), (n_heads, n_tiles), THREADS, site.stream, site.out, site.saved[0], *arrays,
+        site.src[3], sinks, (n_queries, n_keys, n_heads, n_key_heads), factors,
     )  # fmt: skip
