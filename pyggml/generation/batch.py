@@ -382,24 +382,30 @@ class Batch:
 
     def _next(self, slots: list[Slot]) -> dict[Slot, int]:
         """How many tokens of each slot go into the next pass: all that await it or, if these are
-        too many, those of the slots with the fewest first."""
-        if len(slots) == 1:
-            return {slot: self._next_alone(slot) for slot in slots}
-        room, taken = passes.MOST_TOKENS, dict.fromkeys(slots, 0)
-        for slot in sorted(slots, key=lambda slot: slot.n_past - slot.n_cached):
-            taken[slot] = min(slot.n_past - slot.n_cached, room)
+        too many, those of the slots with the fewest first. Of more than MOST_TOKENS a multiple of
+        these, as each size of a pass has a program of its own."""
+        waiting = {slot: slot.n_past - slot.n_cached for slot in slots}
+        room = n = sum(waiting.values())
+        if n > passes.MOST_TOKENS:
+            room = passes.in_whole_passes(min(n, self.most_tokens()))
+        taken = dict.fromkeys(slots, 0)
+        for slot in sorted(slots, key=waiting.__getitem__):
+            taken[slot] = min(waiting[slot], room)
             room -= taken[slot]
         return {slot: n for slot, n in taken.items() if n}
 
-    def _next_alone(self, slot: Slot) -> int:
-        """The same of one slot. After its first pass, which brings the weights, those of a device
-        that gains by it have more tokens, if much of its memory is left."""
-        n, most, devices = slot.n_past - slot.n_cached, passes.MOST_TOKENS, self.model.devices
-        together = min(device.passes_together for device in devices.backends)
-        if n > most and together > 1 and slot.n_cached and not self.deterministic:
-            free = (memory[0] if (memory := d.memory()) else 0 for d in devices.backends)
-            most *= together if min(free) >= _MUCH_FREE else 1
-        return min(n, most)
+    def most_tokens(self) -> int:
+        """The tokens of a pass at most. A device that gains by it runs several passes as one, if
+        much of its memory is left beside the weights, which the first pass brings."""
+        devices = self.model.devices.backends
+        together = min(device.passes_together for device in devices)
+        if together > 1 and not self.deterministic:
+            free = (memory[0] if (memory := d.memory()) else 0 for d in devices)
+            weights = self.model.parts.weights.values()
+            coming = 0 if self._clock else sum(w.n_bytes for w in weights)
+            if min(free) >= _MUCH_FREE + coming:
+                return together * passes.MOST_TOKENS
+        return passes.MOST_TOKENS
 
     def _run_pass(
         self, pieces: Mapping[Slot, int], every: Collection[Slot] = ()

@@ -161,9 +161,9 @@ def test_long_prompts_and_short_ones_share_passes(tiny, monkeypatch):
         assert_same(found[slot], model.logits(text)[-1])
 
 
-@pytest.mark.parametrize(("free", "wanted"), [(1 << 40, [4, 12, 5]), (1 << 20, [4] * 5 + [1])])
+@pytest.mark.parametrize(("free", "wanted"), [(1 << 40, [12, 8, 1]), (1 << 20, [4] * 5 + [1])])
 def test_a_device_that_gains_by_it_runs_several_passes_as_one(tiny, monkeypatch, free, wanted):
-    """After the first, which brings the weights, and where much of its memory is left."""
+    """Where much of its memory is left beside the weights; in multiples of a pass."""
     monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 4)
     monkeypatch.setattr(CPU, "passes_together", 3)
     monkeypatch.setattr(CPU, "memory", lambda self: (free, free))

@@ -232,7 +232,8 @@ class Scheduler:
         reading = [active for active in self._active if not active.writes]
         if self._batch.deterministic:
             return pieces | {active: _next_alone(active) for active in reading[:1]}
-        shares = self._chunks.shares(reading, sum(map(len, pieces.values())))
+        room = self._batch.most_tokens() if reading else 0
+        shares = self._chunks.shares(reading, sum(map(len, pieces.values())), room)
         return pieces | {active: active.pending[:n] for active, n in shares.items()}
 
     def _shift(self, pieces: Mapping[_Active, np.ndarray]) -> None:

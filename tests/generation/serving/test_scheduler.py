@@ -10,6 +10,7 @@ import pytest
 
 from pyggml.errors import DataError
 from pyggml.generation import Finish
+from pyggml.generation.passes import MOST_TOKENS
 from pyggml.generation.serving import (
     Failure,
     Full,
@@ -19,7 +20,7 @@ from pyggml.generation.serving import (
     Worker,
     WorkerClosed,
 )
-from pyggml.generation.serving.chunks import PREFILL, SHORT, SLOWDOWN, Chunks
+from pyggml.generation.serving.chunks import SHORT, SLOWDOWN, UNSEEN, Chunks
 
 import chats
 
@@ -51,6 +52,9 @@ class FakeBatch:
 
     def is_long(self, n_tokens):
         return False
+
+    def most_tokens(self):
+        return MOST_TOKENS
 
     @property
     def n_free(self):
@@ -144,47 +148,58 @@ class Reading:
 
 
 def test_a_chunk_is_as_long_as_streams_can_bear():
-    """Passes of 4 answers take 4 ms, each token of a prompt 0.05 ms more: 64 7 ms, 128 above 10."""
+    """Passes of 4 answers take 40 ms, each token of a prompt 0.5 ms more: 64 70 ms, 128 above
+    100."""
     chunks, long = Chunks(), Reading(10_000)
     sizes = []
     for _ in range(20):
-        chunks.note(4, 4, 0.004)
-        (n,) = chunks.shares([long], 4).values()
+        chunks.note(4, 4, 0.04)
+        (n,) = chunks.shares([long], 4, 512).values()
         sizes.append(n + 4)
-        chunks.note(4, n + 4, 0.004 + n * 0.00005)
+        chunks.note(4, n + 4, 0.04 + n * 0.0005)
     assert sizes[:4] == [16, 16, 32, 32] and sizes[-1] == 64 and sizes == sorted(sizes)
-    assert 0.004 + 60 * 0.00005 < SLOWDOWN * 0.004 < 0.004 + 124 * 0.00005
+    assert 0.04 + 60 * 0.0005 < SLOWDOWN * 0.04 < 0.04 + 124 * 0.0005
     for _ in range(20):  # another program takes half of the machine when prompts are read
-        (n,) = chunks.shares([long], 4).values()
-        chunks.note(4, n + 4, 0.004 + n * 0.0005)
+        (n,) = chunks.shares([long], 4, 512).values()
+        chunks.note(4, n + 4, 0.04 + n * 0.005)
     assert n + 4 == 16
+
+
+@pytest.mark.parametrize(("room", "size"), [(512, 512), (2048, 1024)])
+def test_where_passes_are_short_a_chunk_is_as_long_as_nobody_sees(room, size):
+    chunks, long = Chunks(), Reading(10_000)
+    for _ in range(20):
+        chunks.note(4, 4, 0.001)
+        (n,) = chunks.shares([long], 4, room).values()
+        chunks.note(4, n + 4, 0.001 + n * 1e-5)
+    assert n + 4 == size and 0.001 + 1020 * 1e-5 < UNSEEN < 0.001 + 2044 * 1e-5
 
 
 def test_those_who_end_soonest_share_with_the_first_that_came():
     chunks, long, short, shorter = Chunks(), Reading(9000), Reading(300), Reading(100)
-    assert chunks.shares([long, short, shorter], 0) == {long: 256, shorter: 100, short: 156}
-    assert chunks.shares([shorter, short], 0) == {shorter: 100, short: 300}
+    assert chunks.shares([long, short, shorter], 0, 512) == {long: 256, shorter: 100, short: 156}
+    assert chunks.shares([shorter, short], 0, 512) == {shorter: 100, short: 300}
     told = [Reading(900, reads=True), Reading(900, reads=True)]
-    assert [*chunks.shares(told, 0).values()] == [32, 32] and not chunks.shares([], 3)
+    assert [*chunks.shares(told, 0, 512).values()] == [32, 32] and not chunks.shares([], 3, 512)
 
 
 @pytest.mark.quick
 def test_prompts_share_a_chunk(batch):
     """A short prompt behind a long one is read in the first pass."""
     scheduler = Scheduler(batch)
-    (long, late), (short, soon) = request(5 * PREFILL), request(PREFILL // 4, first=11)
+    (long, late), (short, soon) = request(5 * MOST_TOKENS), request(MOST_TOKENS // 4, first=11)
     scheduler.submit(long)
     scheduler.submit(short)
     scheduler.step()
     assert len(soon) == 1 and not late
-    assert sum(batch.fed[0].values()) <= PREFILL
+    assert sum(batch.fed[0].values()) <= MOST_TOKENS
 
 
 def test_alone_a_prompt_gets_whole_chunks(batch):
     scheduler = Scheduler(batch)
-    scheduler.submit(request(PREFILL + 5, n_tokens=1)[0])
+    scheduler.submit(request(MOST_TOKENS + 5, n_tokens=1)[0])
     run(scheduler)
-    assert [sum(fed.values()) for fed in batch.fed] == [PREFILL, 5]
+    assert [sum(fed.values()) for fed in batch.fed] == [MOST_TOKENS, 5]
 
 
 @pytest.mark.quick
@@ -200,7 +215,7 @@ def test_what_is_cached_is_not_fed(batch):
 def test_who_shares_a_prompt_that_is_being_read_waits_for_it(batch):
     scheduler = Scheduler(batch)
     for _ in range(2):
-        scheduler.submit(request(2 * PREFILL)[0])
+        scheduler.submit(request(2 * MOST_TOKENS)[0])
     scheduler.submit(request(8, first=11)[0])
     scheduler.step()
     assert (scheduler.n_active, scheduler.n_waiting) == (2, 1), "the third one has the other slot"
@@ -314,8 +329,8 @@ def test_the_prompts_of_another_owner_are_not_waited_for(batch):
     """Time would tell one key what another asks."""
     for owner, n_active in ((1, 1), (2, 2)):
         scheduler = Scheduler(FakeBatch(2))
-        scheduler.submit(request(2 * PREFILL, owner=1)[0])
+        scheduler.submit(request(2 * MOST_TOKENS, owner=1)[0])
         scheduler.step()
-        scheduler.submit(request(2 * PREFILL, owner=owner)[0])
+        scheduler.submit(request(2 * MOST_TOKENS, owner=owner)[0])
         scheduler.step()
         assert scheduler.n_active == n_active
