@@ -16,11 +16,12 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.fours import eights
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.ops.lora.gated import gradients_of_unit
-from pyggml.backends.cuda.ops.lora.operands import Types, eights, in_words, loader_of, types_of
+from pyggml.backends.cuda.ops.lora.operands import Types, in_words, loader_of, types_of
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite, own_op
 from pyggml.backends.cuda.runtime.launches import launch, per_element
