@@ -7,9 +7,9 @@ usage: many_ranks.py MODEL.gguf [--tokens 128] [--batch 1] [--passes 4] [--steps
 
 The first form measures the parts here: passes of processes that know nothing of each other, as many
 as there will be ranks, each with a rank's share of the passes; exchanges of ranks that compute
-nothing. It puts them together, and holds the step that it foretells against `ranks.py`: a JSON line
-for each number of ranks (--rounds). Where each has a card of its own, what the ranks tell each
-other of their losses goes beside the sum.
+nothing. It puts them together, and holds the step that it foretells against steps of the same
+processes as ranks: a JSON line for each number of them (--rounds). Where each has a card of its
+own, what the ranks tell each other of their losses goes beside the sum.
 
 The second form is about hosts with a rank each, k passes a step, which scatter about the median by
 the quantiles of --spread, by default those measured (`SPREAD`). A line for each number of hosts and
@@ -33,10 +33,10 @@ from itertools import pairwise
 from math import ceil, log2
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from ranks import trainer_of
+from ranks import measures, trainer_of
 
 from pyggml.backends.cpu import CPU
 from pyggml.lora import StepReport
@@ -119,7 +119,8 @@ class Failures:
 
 def measure_passes(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[float]]:
     """Seconds of each pass, and of a step beside them, of processes that have a run each."""
-    trainer = trainer_of(given, ALONE, given.batch, device_of_rank(given.device, ranks))
+    given = argparse.Namespace(**vars(given) | {"passes": -(-given.passes // ranks.size)})
+    trainer = trainer_of(given, ALONE, int(given.batch), device_of_rank(given.device, ranks))
     begin, passes, rests = trainer.passes.begin, list[float](), list[float]()
 
     def begin_timed(batch: WindowBatch, alone: bool) -> Callable[[], float]:
@@ -141,18 +142,21 @@ def measure_passes(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[fl
             rests.append(last[-1] - last[-2] - sum(passes[-given.passes :]))
 
     trainer.run(note, progress=False)
+    trainer.free()
     told = ranks.texts(json.dumps(passes[3 * given.passes :]))
     every = [seconds for text in told for seconds in json.loads(text)]
     return {"passes": every, "rest": rests[3:], "n_bytes": [trainer.parameters.data.nbytes]}
 
 
-def measure_exchange(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[float]]:
+def measure_exchange(
+    given: argparse.Namespace, ranks: Ranks, n_bytes: int
+) -> dict[str, list[float]]:
     """Seconds of a small exchange, and of the sum of gradients that no cache holds, of ranks that
     are all here."""
     seconds: dict[str, list[float]] = {"small": [], "sum": []}
     device = device_of_rank(given.device, ranks)
     devices = Devices([*backends_of(device), CPU()])
-    parameters = Parameters({"a": (given.n_bytes // 4, 1)})
+    parameters = Parameters({"a": (n_bytes // 4, 1)})
     gradient = StepGradient(parameters, devices, ranks)
     elsewhere = np.ones((2, 1 << 23), np.float32)
     with devices.holding(*parameters.buffers["gradient"]):
@@ -171,44 +175,36 @@ def measure_exchange(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[
     return seconds
 
 
-def measured_part(given: argparse.Namespace, n: int, part: str, n_bytes: int = 0) -> dict[str, Any]:
-    """Seconds of a part, as the first of n processes that this one starts has measured them."""
-    words = [sys.executable, *sys.argv, f"--part={part}", f"--of={n}", f"--n-bytes={n_bytes}"]
-    mine = [f"--passes={-(-given.passes // n)}"] if part == "passes" else []
-    return _last_line([*words, *mine], given.device)
-
-
-def _last_line(words: Sequence[str], device: str) -> dict[str, Any]:
-    env = {**os.environ} | ({"NUMBA_NUM_THREADS": "1"} if device == "cpu" else {})
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
-    return dict(json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1]))
-
-
 def be_one(given: argparse.Namespace) -> None:
-    """Measure a part as one of some processes; the first starts the others, and prints."""
-    measure = measure_passes if given.part == "passes" else measure_exchange
+    """Measure the parts, and the step that they make, as one of some processes; the first starts
+    the others, and prints."""
     ranks = ranks_of_process()
     begins = ranks.size == 1 and given.of > 1
     with start(given.of, [sys.executable, *sys.argv]) if begins else nullcontext(ranks) as group:
-        told = measure(given, group)
+        told = measure_passes(given, group)
+        if group.size > 1:
+            told |= measure_exchange(given, group, int(told["n_bytes"][0]))
+        (line,) = measures(given, group)
         if group.is_first:
-            print(json.dumps(told))
+            print(json.dumps({**told, "step": cast(list[float], line["each"])[3:]}))
+
+
+def measured_parts(given: argparse.Namespace, n: int) -> dict[str, list[float]]:
+    """Seconds of each part, as the first of n processes that this one starts has measured them."""
+    words = [sys.executable, *sys.argv, f"--of={n}"]
+    env = {**os.environ} | ({"NUMBA_NUM_THREADS": "1"} if given.device == "cpu" else {})
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
+    return dict(json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1]))
 
 
 def foretell(given: argparse.Namespace) -> None:
     """A line for each number of ranks of this machine: the step foretold, and as it is, medians of
     all rounds. The machine must be at rest."""
     counts = [*map(int, given.ranks.split(","))]
-    named = "tokens", "batch", "passes", "steps", "device"
-    shape = [f"--{name}={getattr(given, name)}" for name in named]
-    script = [sys.executable, str(Path(__file__).with_name("ranks.py")), str(given.model), *shape]
     seen: dict[Any, list[float]] = defaultdict(list)
     for _ in range(given.rounds):
         for n in counts:
-            parts = measured_part(given, n, "passes")
-            parts |= measured_part(given, n, "exchange", int(parts["n_bytes"][0])) if n > 1 else {}
-            parts["step"] = _last_line([*script, f"--ranks={n}"], given.device)["each"][3:]
-            for name, seconds in parts.items():
+            for name, seconds in measured_parts(given, n).items():
                 seen[name, n] += seconds
     for n in counts:
         usual = {name: float(np.median(s)) for (name, m), s in seen.items() if m == n}
@@ -247,8 +243,8 @@ def of_hosts(given: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model", type=Path, nargs="?")
-    numbers = {"tokens": 128, "batch": 1, "passes": 4, "steps": 20, "rounds": 1}
-    numbers |= {"k": 1, "n-bytes": 0, "of": 1}
+    numbers = {"tokens": 128, "passes": 4, "steps": 20, "rounds": 1}
+    numbers |= {"k": 1, "of": 0}
     numbers |= {"years": 3.0, "restart": 180.0, "limit": 1800.0, "silent": 0.1}
     for name, usual in numbers.items():
         parser.add_argument(f"--{name}", type=type(usual), default=usual)
@@ -260,12 +256,12 @@ def main(words: Sequence[str] | None = None) -> None:
         "hosts": "8,64,1000",
         "gbits": "10,100",
         "device": "cpu",
+        "batch": "1",
     }
     for name, text in texts.items():
         parser.add_argument(f"--{name}", default=text)
-    parser.add_argument("--part", choices=("passes", "exchange"), help=argparse.SUPPRESS)
     given = parser.parse_args(words)
-    (be_one if given.part else of_hosts if given.pass_seconds else foretell)(given)
+    (be_one if given.of else of_hosts if given.pass_seconds else foretell)(given)
 
 
 if __name__ == "__main__":
