@@ -124,22 +124,24 @@ def measure_passes(given: argparse.Namespace, ranks: Ranks) -> dict[str, list[fl
     begin, passes, rests = trainer.passes.begin, list[float](), list[float]()
 
     def begin_timed(batch: WindowBatch, alone: bool) -> Callable[[], float]:
-        began, end = perf_counter(), begin(batch, alone)
+        first, end = perf_counter(), begin(batch, alone)
 
         def end_timed() -> float:
             loss = end()
-            passes.append(perf_counter() - began)
+            passes.append(perf_counter() - first)
             return loss
 
         return end_timed
 
     vars(trainer.passes)["begin"] = begin_timed
-    last = [perf_counter()]
+    began = [perf_counter()]
 
     def note(report: object) -> None:
         if isinstance(report, StepReport):
-            last.append(perf_counter())
-            rests.append(last[-1] - last[-2] - sum(passes[-given.passes :]))
+            rests.append(perf_counter() - began[-1] - sum(passes[-given.passes :]))
+            if len(rests) == 3:
+                ranks.any(False)  # from here on all compute beside each other
+            began.append(perf_counter())
 
     trainer.run(note, progress=False)
     trainer.free()
