@@ -38,7 +38,7 @@ class CPU(Backend):
 
     @property
     def rounds_floats(self) -> bool:
-        return gemm.rounds(self.compute)
+        return gemm.rounds_matrices(self.compute)
 
     def refusal(self, node: Tensor) -> str | None:
         return None if node.op in KERNELS else lacks_of_reference(node)

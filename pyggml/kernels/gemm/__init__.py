@@ -17,7 +17,7 @@ import numpy as np
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 from pyggml.jit.isa import CHOSEN
-from pyggml.kernels.gemm.choice import FASTEST, FLOATS, rounds
+from pyggml.kernels.gemm.choice import FASTEST, FLOATS, rounds, rounds_matrices
 from pyggml.kernels.gemm.path import Form, LowRank, Operands, Packing, Problem
 from pyggml.kernels.gemm.paths import PATHS, call_of, packing, path_of, scratch_bytes
 from pyggml.kernels.gemm.tile import BYTE_TILE, FLOAT_TILE
@@ -42,6 +42,7 @@ __all__ = [
     "packing",
     "path_of",
     "rounds",
+    "rounds_matrices",
     "scratch_bytes",
     "strided",
     "strided_problem",

@@ -12,3 +12,9 @@ FASTEST: Compute = "int8" if CHOSEN.vnni or CHOSEN.byte_pairs or CHOSEN.sdot els
 def rounds(compute: Compute) -> bool:
     """Whether this compute type rounds floats to bfloat16 in products."""
     return (FLOATS if compute == "int8" else compute) == "bf16"
+
+
+def rounds_matrices(compute: Compute) -> bool:
+    """Whether products with a matrix in BF16 round what they multiply with it: as pairs, or for
+    tiles."""
+    return rounds(compute) or (CHOSEN.tiles and compute != "f32")

@@ -131,7 +131,7 @@ class _Slopes:
 
 def _problem(n_rows: int, k: int, n: int, w: DType, compute: Compute) -> gemm.Problem:
     """Some rows of dw, of n positions."""
-    if w is BF16 and gemm.rounds(compute):
+    if w is BF16 and gemm.rounds_matrices(compute):
         return gemm.Problem("out_prod", n_rows, k, n, BF16, compute, a_in_columns=True)
     return gemm.Problem("strided", n_rows, k, n, a_in_columns=True, b_in_columns=True)
 

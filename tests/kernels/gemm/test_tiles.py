@@ -38,7 +38,8 @@ def bits(x):
 
 def multiply(form, a, w, kind, n, start=None):
     """a (m, k) times w, `mul_mat` or `out_prod`; n columns come out. The scratch is NaN before."""
-    p = Problem(form, *(len(a), n, a.shape[1]), dtype(kind), "bf16")
+    in_columns = a.shape[1] > 1 and a.strides[0] == 4
+    p = Problem(form, *(len(a), n, a.shape[1]), dtype(kind), "bf16", a_in_columns=in_columns)
     c = np.full((len(a), n), np.nan if start is None else start, np.float32)
     memory = CPU().alloc(product.SOME.layout(p).n_bytes)
     memory[:] = 255
@@ -139,6 +140,16 @@ def test_rows_of_any_length(kind, k, rng, some_weight):
     w, x, dy = some_weight(rng, (21, k), kind), normal(rng, 5, k), normal(rng, 5, 21)
     for form, a, wide in (("mul_mat", x, 21), ("out_prod", dy, k)):
         assert nmse(multiply(form, a, w, kind, wide), doubled(form, a, w, kind, wide)) < 2e-7
+
+
+@pytest.mark.parametrize("m", [1, 15, SIDE + 3, 2 * SIDE])
+@pytest.mark.parametrize("k", [2, 31, 2 * STEP, BACKWARD_DEPTH + 5])
+def test_columns_give_the_bits_of_rows(m, k, rng, some_weight):
+    """Of a gradient dW = dyᵀ·x: dyᵀ is read in columns, which lie apart."""
+    w, dy = some_weight(rng, (k, 40), "BF16"), normal(rng, k, m + 3)[:, 2 : m + 2]
+    for start in (None, 0.5):
+        wanted = multiply("out_prod", np.ascontiguousarray(dy.T), w, "BF16", 40, start)
+        np.testing.assert_array_equal(multiply("out_prod", dy.T, w, "BF16", 40, start), wanted)
 
 
 def test_how_far_from_exact(rng):

@@ -3,10 +3,10 @@
 forward    y  = x · Wᵀ     16 rows of W at a time: their pairs are transposed into B's tiles
 backward   dx = dy · W     two rows of W at a time: they are shuffled into B's pairs
 
-A is rounded once, row by row: so tiles take it. A task unpacks some columns of B, a part of k at a
-time, and multiplies with them those groups of A's rows that its team has left
-(pyggml.kernels.gemm.teams). Every sum runs in an order that depends on the shapes only, so that
-threads do not change it.
+A is rounded once, row by row, as tiles take it, also where it lies in columns (dW = dyᵀ · x). A
+task unpacks some columns of B, a part of k at a time, and multiplies with them those groups of rows
+that its team has left (pyggml.kernels.gemm.teams). Every sum runs in an order that depends on the
+shapes only, so that threads do not change it.
 """
 
 import numpy as np
@@ -18,11 +18,13 @@ from pyggml.jit.frames import Bool, Floats2, Floats3, Shorts1, Shorts3
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, of_threads, pieces, stage, task_code, whole
 from pyggml.kernels.gemm.amx.rows import (
+    COLUMN_WORDS,
     LANES,
     LINE,
     PIECE,
     leading,
     matrix,
+    pack_columns,
     pack_group,
     packed_size,
     panel_bytes,
@@ -64,6 +66,7 @@ _WT_ALONE = np.bool_(False)
 class TileProduct(Product, Team, Beside):
     """Tasks multiply some columns of B with groups of SIDE rows of A."""
 
+    a_in_columns: Bool
     packed_a: Shorts1  # rows of bfloat16
     rounds: Bool  # whether W's unpacker writes bfloat16
     # of each thread
@@ -78,7 +81,10 @@ def _pack_task(f, task, thread):
     """A group of SIDE rows of A; the first one lets teams begin."""
     if task == 0:
         f.taken[:] = 0
-    pack_group(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
+    if f.a_in_columns:
+        pack_columns(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
+    else:
+        pack_group(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
 
 
 @task_code(TileProduct)
@@ -180,9 +186,11 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     n_groups = -(-p.m // SIDE)
     team, n_tasks = teams(-(-p.n // columns), n_groups, len(scratch["panels"]))
     w, rounds = matrix(o.b, p.weight_type, p.row)
+    lda = o.a.strides[1] // 4 if p.a_in_columns else o.lda
     f = TileProduct(
-        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, rounds=rounds, **team, **fields_of(p, o, scratch),
+        c=o.c.reshape(-1), a=flat(o.a), lda=lda, w=w, m=p.m, n=p.n, k=p.k,
+        accumulate=o.accumulate, a_in_columns=p.a_in_columns, rounds=rounds, **team,
+        **fields_of(p, o, scratch),
     )  # fmt: skip
     packed = scratch.pop("packed_a")
     taken, own = whole(scratch.pop("taken"), False), of_threads(scratch)
@@ -190,7 +198,8 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     multiply = stage(code, f, n_tasks, c, whole(o.b), whole(packed), *besides(f), taken, *own)
     if o.packing is not None and o.packing.done:
         return Call(launch, stage(_begin_task, f, 1, taken), multiply)
-    a, rows = pieces(f.values["a"], SIDE * o.lda, True), pieces(packed, SIDE * leading(p.k))
+    a, rows = f.values["a"], pieces(packed, SIDE * leading(p.k))
+    a = whole(a) if p.a_in_columns else pieces(a, SIDE * lda, True)
     return Call(launch, stage(_pack_task, f, n_groups, a, rows, taken, *own), multiply)
 
 
@@ -206,7 +215,7 @@ def _layout(p: Problem) -> Layout:
     return Layout(
         packed_a=Array((packed_size(p.m, p.k),), np.uint16),
         rows=per_thread(LANES, PIECE + LINE // 2, dtype=np.uint16),
-        numbers=per_thread(PIECE),
+        numbers=per_thread(max(PIECE, COLUMN_WORDS)),
         panels=per_thread(columns // SIDE, panel_bytes(depth) // 2, dtype=np.uint16),
         edge=per_thread(SIDE, SIDE),
         **team_arrays(-(-p.n // columns), -(-p.m // SIDE)),
@@ -215,10 +224,8 @@ def _layout(p: Problem) -> Layout:
 
 
 def _may_round(p: Problem) -> bool:
-    """Whether W is no float32 matrix, A lies in rows, and factors may be rounded to bfloat16 or
-    coarser."""
-    is_weight = p.form != "strided" and p.weight_type is not F32
-    return is_weight and not p.a_in_columns and p.compute != "f32"
+    """Whether W is no float32 matrix, and factors may be rounded to bfloat16 or coarser."""
+    return p.form != "strided" and p.weight_type is not F32 and p.compute != "f32"
 
 
 # Measured: bytes are faster up to 64 tokens forward and up to 24 backward, floats up to 16.

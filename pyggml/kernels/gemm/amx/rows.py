@@ -30,7 +30,9 @@ LINE = 64  # bytes of a cache line; added to strides, which as powers of two wou
 LANES = 16  # rows of a tile, and 32-bit words of its rows
 PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every block
 
-round_row, _ = make_round(LANES, CHOSEN.tiles)
+COLUMN_WORDS = (LANES + 2) * SIDE  # a step of SIDE columns of pairs, and two columns at an edge
+
+round_row, round_two = make_round(LANES, CHOSEN.tiles)
 transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 words
 narrow = convert_bf16 if CHOSEN.tiles else to_bf16
 _NUMBERS = ir.VectorType(I16, 2 * LANES)
@@ -140,6 +142,31 @@ def pack_group(packed, a, lda, m, k, group, spare):
             round_padded(row.ctypes.data, a[i * lda : i * lda + k], spare)
         else:
             fill(row, np.uint16(0))
+
+
+@kernel
+def pack_columns(packed, a, lda, m, k, group, spare):
+    """The same where A's columns lie `lda` numbers apart; spare: room for COLUMN_WORDS."""
+    ld, first = leading(k), group * SIDE
+    words, rows = spare[: LANES * SIDE], spare[LANES * SIDE : COLUMN_WORDS].reshape(2, SIDE)
+    n = min(SIDE, m - first)
+    for k0 in range(0, rounded_up(k, STEP), STEP):
+        for i in range(LANES):
+            at, column = a.ctypes.data, k0 + 2 * i
+            one, other = at + (column * lda + first) * 4, at + ((column + 1) * lda + first) * 4
+            fetch(one + STEP * lda * 4, SIDE * 4)
+            fetch(other + STEP * lda * 4, SIDE * 4)
+            if n < SIDE or column + 2 > k:
+                for j in range(2):
+                    here = column + j < k
+                    for row in range(SIDE):
+                        of = (column + j) * lda + first + row
+                        rows[j, row] = a[of] if here and row < n else np.float32(0)
+                one, other = rows[0].ctypes.data, rows[1].ctypes.data
+            round_two(words[i * SIDE :].ctypes.data, one, other, SIDE)
+        for i in range(0, SIDE, LANES):
+            to = packed[(first + i) * ld + k0 :].ctypes.data
+            transpose(to, ld // 2, words[i:].ctypes.data, SIDE)
 
 
 @intrinsic
