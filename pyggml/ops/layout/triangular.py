@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml.errors import ShapeError
+from pyggml.formulas.expression import Expression
+from pyggml.formulas.formula import formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op, over_first
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel
+from pyggml.kernels.formulas import by_formula
 from pyggml.kernels.kernel import Site, as_rows, cpu_kernel
 from pyggml.ops.arithmetic.arith import neg
 from pyggml.ops.expect import expect_gapless, expect_type
@@ -322,8 +325,8 @@ cpu_kernel(DIAG_BACK, _diag_back_run)
 # -- fill ---------------------------------------------------------------------------------------
 
 
-def _run_fill(site: Site) -> Call:
-    return Call(site.out.fill, *site.scalars)
+def _fill(x: Expression, *, value: Expression) -> Expression:
+    return value
 
 
 def _fill_spec(x: Tensor, value: float) -> Spec:
@@ -346,4 +349,4 @@ FILL = op(
     refuses={"value": ()},
     memory=Memory.INPLACE,
 )
-cpu_kernel(FILL, _run_fill)
+cpu_kernel(FILL, by_formula(formula(_fill)))
