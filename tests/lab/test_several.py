@@ -49,8 +49,8 @@ def test_attribution_of_several(model, cleans):
     assert isinstance(found, list) and len(found) == 2
     for a, b in zip(found, alone, strict=True):
         np.testing.assert_allclose(a.heads, b.heads, rtol=0, atol=1e-5)
-        assert a.logit == pytest.approx(b.logit, abs=1e-5) and a.others.keys() == b.others.keys()
-        np.testing.assert_allclose([*a.others.values()], [*b.others.values()], rtol=0, atol=1e-5)
+        assert a.logit == pytest.approx(b.logit, abs=1e-5) and a.rest.keys() == b.rest.keys()
+        np.testing.assert_allclose([*a.rest.values()], [*b.rest.values()], rtol=0, atol=1e-5)
         for i, neurons in a.neurons.items():
             np.testing.assert_allclose(neurons, b.neurons[i], rtol=0, atol=1e-5)
 
