@@ -161,3 +161,13 @@ def join_launches(calls: Sequence[Call]) -> Iterator[Call]:
             yield Call(launch_all, table_of(stages), stages)
         else:
             yield from run
+
+
+def stages_apart(call: Call) -> Iterator[Call]:
+    """The stages of a joined call, a call each: between them Python runs. Any other as it is."""
+    if call.kernel is not launch_all:
+        yield call
+        return
+    table, stages = call.arguments
+    for i in range(len(stages)):
+        yield Call(launch_all, table[i : i + 1], stages[i : i + 1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,6 +17,7 @@ from pyggml.errors import PyggmlError
 from pyggml.gguf.identity import identity
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
+from pyggml.jit.chains import stages_apart
 from pyggml.model import Model
 from pyggml.models import Taps
 from pyggml.runtime import Arenas, Program
@@ -159,7 +161,8 @@ class StoppableModel(Model):
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
     ) -> Program:
         program, check = super().program(out, taps, arenas), Call(self._ask)
-        calls = tuple(call for each in program.calls for call in (check, each))
+        single = chain.from_iterable(map(stages_apart, program.calls))
+        calls = tuple(call for each in single for call in (check, each))
         return replace(program, calls=calls)
 
     def note_rounding(self, *changed: str) -> None:
