@@ -1,8 +1,11 @@
 """Captures of graphs that the driver, a library or the user breaks off: fakes of the driver."""
 
+import gc
 from functools import partial
 from types import SimpleNamespace
+from weakref import ref
 
+import numpy as np
 import pytest
 from extras import reason
 
@@ -84,6 +87,27 @@ def test_a_driver_that_refuses_launches_that_begin_early(monkeypatch, refuses):
     )
     calls(), calls()
     assert tried == [True, False] and found.called[-1] == "cuGraphLaunch"
+
+
+def test_what_a_graph_launches_for_several_calls_lasts_as_long_as_it(monkeypatch):
+    """Its launch reads a table on the card: freed, it would be the next graph's, whose places this
+    one would then fill."""
+    Recorder(monkeypatch)
+    monkeypatch.setattr(captures, "_next", lambda stream: [])
+    monkeypatch.setattr(captures, "_set_next", lambda *_, is_early=False: None)
+    tables = []
+
+    def joined(calls):
+        table = np.zeros(3)
+        tables.append(ref(table))
+        return calls, lambda: table.sum()
+
+    calls = captures.Capture(
+        [lambda: None] * 2, SimpleNamespace(handle=0), lambda: [(), ()], joined=joined
+    )
+    calls(), calls(), calls()
+    gc.collect()
+    assert len(tables) == 1 and tables[0]() is not None
 
 
 def test_an_interrupt_in_a_capture(monkeypatch):

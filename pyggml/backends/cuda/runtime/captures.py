@@ -49,6 +49,7 @@ class Capture:
     ) -> None:
         self.calls, self.waits, self.early = tuple(calls), waits, early
         self._joined = joined
+        self._joint: _Joint = None  # as long as the graph, which reads its memory
         self._stream, self._prepare = stream, prepare
         self._times, self._graph = 0, None
 
@@ -70,14 +71,12 @@ class Capture:
         for call in self.calls:
             call()
 
-    def _launch_to_capture(
-        self, waits: Sequence[tuple[int, ...]], early: Sequence[bool], joint: _Joint
-    ) -> None:
+    def _launch_to_capture(self, waits: Sequence[tuple[int, ...]], early: Sequence[bool]) -> None:
         """Each call's nodes get edges from the last nodes of those that it waits for."""
         if self.waits is None:
             self._launch()
             return
-        members, whole = joint or ((), None)
+        members, whole = self._joint or ((), None)
         of_joint: list[Any] = []
         if whole is not None:
             _set_next(self._stream, [], is_early=False)
@@ -104,11 +103,11 @@ class Capture:
         waits = self.waits() if self.waits else [()] * len(self.calls)
         early = self.early(waits) if self.early else [False] * len(waits)
         free = [c for c, before in zip(self.calls, waits, strict=True) if not before]
-        joint = self._joined(free) if self.waits and self._joined else None
+        self._joint = self._joined(free) if self.waits and self._joined else None
         stream = self._stream.handle
         driver.cuStreamBeginCapture(stream, CUstreamCaptureMode(_RELAXED))
         try:
-            self._launch_to_capture(waits, early, joint)
+            self._launch_to_capture(waits, early)
             graph = driver.cuStreamEndCapture(stream)
         except BaseException as error:  # Ctrl-C, too
             with suppress(CudaAPIError):  # so that the stream takes launches again
