@@ -188,8 +188,7 @@ def placed_at_once(calls: Sequence[Call], stream: Any) -> Call:
     )  # fmt: skip
     most = max(p.n_rows * (p.n_columns // 8) for *_, p in each)
     grid = max(1, -(-most // (4 * THREADS))), len(each)
-    on_card = cuda.to_device(table, stream=stream)
-    return launch(_place_all, grid, THREADS, stream, out, thin, on_card)
+    return launch(_place_all, grid, THREADS, stream, out, thin, cuda.to_device(table))
 
 
 def place_thin(out: Any, thin: Any, place: Thin, stream: Any) -> Call:
