@@ -97,13 +97,13 @@ def test_what_a_graph_launches_for_several_calls_lasts_as_long_as_it(monkeypatch
     monkeypatch.setattr(captures, "_set_next", lambda *_, is_early=False: None)
     tables = []
 
-    def joined(calls):
+    def join(calls):
         table = np.zeros(3)
         tables.append(ref(table))
         return calls, lambda: table.sum()
 
     calls = captures.Capture(
-        [lambda: None] * 2, SimpleNamespace(handle=0), lambda: [(), ()], joined=joined
+        [lambda: None] * 2, SimpleNamespace(handle=0), lambda: [(), ()], joined=join
     )
     calls(), calls(), calls()
     gc.collect()

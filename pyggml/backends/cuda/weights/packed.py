@@ -47,7 +47,7 @@ def _bits(n: int) -> str:
     return f"np.uint32({n:#x})"
 
 
-def _moved(word: str, n: int) -> str:
+def _shift_right(word: str, n: int) -> str:
     """A word without its first n bits."""
     return f"({word} >> {_bits(n)})" if n else word
 
@@ -76,13 +76,13 @@ class PackedBlock(PythonBlock):
 
     def _byte_at(self, offset: int) -> str:
         i, first = divmod(self._start + offset, 4)
-        return f"({_moved(f'w{i}', 8 * first)} & {_bits(255)})"
+        return f"({_shift_right(f'w{i}', 8 * first)} & {_bits(255)})"
 
     def _short(self, offset: int) -> str:
         i, first = divmod(self._start + offset, 4)
         if first == 3:
             return f"({self._load(offset)} & {_bits(0xFFFF)})"
-        return f"({_moved(f'w{i}', 8 * first)} & {_bits(0xFFFF)})"
+        return f"({_shift_right(f'w{i}', 8 * first)} & {_bits(0xFFFF)})"
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         def text(lane: str) -> str:
@@ -128,7 +128,7 @@ class PackedBlock(PythonBlock):
 
     def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
         def word(of: str) -> str:
-            moved = f"({_moved(of, first)} & {_bits(((1 << n) - 1) * _ONES)})"
+            moved = f"({_shift_right(of, first)} & {_bits(((1 << n) - 1) * _ONES)})"
             return f"({moved} << {_bits(to)})" if to else moved
 
         return super().bits(whole, first, n, to)._replace(word=_word_of(word, whole))
@@ -396,12 +396,12 @@ def compile_closure(source: str, name: str, scope: Mapping[str, Any]) -> Any:
     there too: to Numba each of them is one statement then, not four."""
     numbers: dict[str, Any] = {}
 
-    def named(typed: re.Match[str]) -> str:
+    def name_number(typed: re.Match[str]) -> str:
         kind, number = typed.groups()
         numbers[f"{kind}_{number}"] = getattr(np, kind)(int(number, 0))
         return f"{kind}_{number}"
 
-    body = indent(re.sub(r"\bnp\.(u?int\d+)\((0x[0-9a-f]+|\d+)\)", named, source), "    ")
+    body = indent(re.sub(r"\bnp\.(u?int\d+)\((0x[0-9a-f]+|\d+)\)", name_number, source), "    ")
     text = f"def make({', '.join({**scope, **numbers})}):\n{body}\n    return {name}"
     names: dict[str, Any] = {}
     exec(compile(text, f"<{name}>", "exec"), names)

@@ -117,7 +117,7 @@ def multiply(
         if _is_by_halves(part, shaders):
             calls += _by_halves(part, c, of_a, of_b, scratch, shaders, beside)
             continue
-        y, rest = _unpacked(part, scratch, shaders)
+        y, rest = _cut_unpacked(part, scratch, shaders)
         name, n = p.b.dtype.name, part.b_rows[0] * part.b_rows[1]
         views, groups = {"y": y.in_quads, "w": of_b}, unpack_groups(name, n)
         calls.append(shaders.dispatch(unpack_source(name), views, groups, {"N": n}))
@@ -148,10 +148,10 @@ def _cut(scratch: BufferRange, n_bytes: int, kind: str) -> tuple[BufferRange, Bu
     return replace(scratch, n_bytes=n_bytes, kind=kind, is_written=True), rest
 
 
-def _unpacked(
+def _cut_unpacked(
     p: ShaderProblem, scratch: BufferRange, shaders: Shaders
 ) -> tuple[BufferRange, BufferRange]:
-    """Where the weights lie unpacked, and the rest of scratch."""
+    """Cut off scratch where the weights lie unpacked; that, and what follows."""
     n_bytes = round_up(_weight_bytes(shaders) * p.b_rows[0] * p.b_rows[1], 16)
     return _cut(scratch, n_bytes, "f16" if shaders.in_f16 else "f32")
 
@@ -249,7 +249,7 @@ def _by_halves(
 ) -> list[Dispatch]:
     """A product with packed weights, both of whose factors are rounded to float16."""
     k, name = round_up(p.k, QUAD), p.b.dtype.name
-    y, rest = _unpacked(p, scratch, shaders)
+    y, rest = _cut_unpacked(p, scratch, shaders)
     x, rest = _cut(rest, F16.block_bytes * p.m * k, "f16")
     scales, rest = _cut(rest, F32.block_bytes * p.m, "f32")
     reading, n = _reading(p.a, p.m, p.k, a), p.b_rows[0] * p.b_rows[1]

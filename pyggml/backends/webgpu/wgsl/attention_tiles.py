@@ -79,7 +79,7 @@ fn {name}_quad(row: u32, d: u32, there: bool) -> vec4<f32> {{
     return f"{text}\nfn put_quad_{name}(row: u32, d: u32, v: vec4<f32>) {{ {put} }}"
 
 
-def _turned(
+def _transposing_copy(
     memory: str, size: int, source: str, at: str, below: str
 ) -> tuple[list[str], list[str]]:
     """The quads of 16 numbers of each of `size` rows that a thread reads, from D on, and what puts
@@ -112,7 +112,8 @@ def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str], s
         products += [f"{sums}{j} = fma(l, vec4(r[{j}]), {sums}{j});" for j in range(QUAD)]
         products.append("}")
     mine, other = (
-        _turned(*each) for each in (("mine", BLOCK_ROWS, *rows), ("other", BLOCK_COLUMNS, *columns))
+        _transposing_copy(*each)
+        for each in (("mine", BLOCK_ROWS, *rows), ("other", BLOCK_COLUMNS, *columns))
     )
     ahead = {
         f"{memory}{i}": read
