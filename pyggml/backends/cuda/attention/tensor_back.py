@@ -1,39 +1,30 @@
 """Attention backward on tensor cores: q, k, v and do rounded to bfloat16 or given so, sums in
 float32.
 
-One kernel makes dq, a block for 64 queries of a head; another dk and dv, a block for 64 keys of a
-key head. Both make the scores again, so that each number is summed by one warp in a fixed order.
-Where those would be too few blocks, each takes some of the heads that share the keys, and a third
-kernel adds up their parts. Where a block's four warps can multiply together (group_ptx.py) they do,
-with 64 of the other side at a time, else each by itself with 32.
+One kernel makes dq (back_by_query.py), another dk and dv (back_by_key.py). Both make the scores
+again, so that each number is summed by one warp in a fixed order. Where blocks of keys would be too
+few, each takes some of the heads that share the keys, and a third kernel adds up their parts. Where
+a block's four warps can multiply together (group_ptx.py) they do, with 64 of the other side at a
+time, else each by itself with 32.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.attention.fragments import (
-    ALIGNED,
-    LOG2_E,
-    THREADS,
-    add_product,
-    as_left,
-    clear,
-    held_at,
-    hold,
-    readers,
-    seen_by_rows,
-    tile_copier,
-)
+from pyggml.backends.cuda.attention.back_by_key import adder_of, bytes_by_key, keys_kernel
+from pyggml.backends.cuda.attention.back_by_query import bytes_by_query, queries_kernel
+from pyggml.backends.cuda.attention.back_products import BC, BR, step_of
+from pyggml.backends.cuda.attention.fragments import LOG2_E, THREADS
 from pyggml.backends.cuda.attention.scores import ZERO, keys_of_queries, keys_of_query
 from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
-from pyggml.backends.cuda.code import group_ptx, ptx
+from pyggml.backends.cuda.code import group_ptx
 from pyggml.backends.cuda.code.blocks import block_max
-from pyggml.backends.cuda.code.fours import eights, load_four, storer
-from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.code.fours import eights
+from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.code.warp import ALL
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import follow, follower
@@ -45,7 +36,6 @@ from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
-BR = BC = 64  # queries of a block that makes dq, keys of one that makes dk and dv
 _WARPS = 8
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
 _ROUNDED = (0, 1, 2, 6)  # q, k, v, do
@@ -95,183 +85,6 @@ def _blocks_of_records(node: Tensor) -> tuple[int, int]:
     return -(-_padded_rows(node) // _WARPS), -(-n_heads // (256 // head_size))
 
 
-def _step(in_groups: bool) -> int:
-    """Rows of the other side that a block takes at a time."""
-    return 64 if in_groups else 32
-
-
-@cache
-def _products_of_groups(head_size: int) -> tuple[Any, Any, Any]:
-    """(two_by_row, scores, across_rows) of `_products` and `_key_products`; A and A' lie first in
-    the tile."""
-    n, at_too = _step(in_groups=True), 2 * BR * head_size
-    by_rows, down_rows = group_ptx.by_rows(n, head_size, 2), group_ptx.down_rows(head_size, n)
-
-    @device
-    def two_by_row(s, held, dp, held_too, tile, right, right_too, _):
-        by_rows((s, dp), tile, (0, at_too), (right, right_too))
-
-    @device
-    def scores(s, dp, tile, at_values, right, right_too):
-        by_rows((s, dp), tile, (0, at_values), (right, right_too))
-
-    @device
-    def across_rows(sums, p, tile, right, _):
-        down_rows(sums, p, tile, right)
-
-    return two_by_row, scores, across_rows
-
-
-@cache
-def _products(head_size: int) -> tuple[Any, Any]:
-    """(two_by_row, across_rows): s = A·Bᵀ and dp = A'·B'ᵀ in turns, so that sums which wait for
-    nothing of each other follow each other, with A and A' in registers; sums += p·B."""
-    _, right, across = readers(head_size)
-    steps = head_size // 16
-
-    @device
-    def two_by_row(s, held, dp, held_too, tile, at, at_too, n):
-        clear(s, n // 8)
-        clear(dp, n // 8)
-        for c in range(steps):
-            a, a_too = held_at(held, c), held_at(held_too, c)
-            for j in range(n // 16):
-                b, b_too = right(tile, at, 16 * j, c), right(tile, at_too, 16 * j, c)
-                add_product(s, 2 * j, a, b[0], b[1])
-                add_product(s, 2 * j + 1, a, b[2], b[3])
-                add_product(dp, 2 * j, a_too, b_too[0], b_too[1])
-                add_product(dp, 2 * j + 1, a_too, b_too[2], b_too[3])
-
-    @device
-    def across_rows(sums, p, tile, at, n):
-        for j in range(n // 16):
-            a = as_left(p, j)
-            for c in range(steps):
-                b = across(tile, at, 16 * j, c)
-                add_product(sums, 2 * c, a, b[0], b[1])
-                add_product(sums, 2 * c + 1, a, b[2], b[3])
-
-    return two_by_row, across_rows
-
-
-def _products_by(head_size: int, in_groups: bool) -> tuple[Any, ...]:
-    """(two_by_row, scores, across_rows), and what waits for their factors."""
-    if in_groups:
-        return *_products_of_groups(head_size), group_ptx.await_copies
-    two_by_row, across_rows = _products(head_size)
-    return two_by_row, _key_products(head_size), across_rows, ptx.await_copies
-
-
-@device
-def _write(out, sums, row, n_rows, head, n_heads, head_size, put, first):
-    """The lane's numbers of rows `row` and `row` + 8, of a matrix that begins at row `first`."""
-    for r in range(2):
-        if row + 8 * r < n_rows:
-            at = (np.int64(first + row + 8 * r) * n_heads + head) * head_size
-            at += (cuda.threadIdx.x & 3) << 1
-            for i in range(head_size // 8):
-                put(out, at + 8 * i, sums[i, 2 * r], sums[i, 2 * r + 1])
-
-
-@device
-def _slopes_by_query(s, dp, lse, delta, starts, stops, key, n_keys, scale):
-    """dp becomes ds = p·(dp − δ)·scale; rows are queries, lse in powers of two."""
-    column = key + ((cuda.threadIdx.x & 3) << 1)
-    for i in range(n_keys // 8):
-        for e in range(4):
-            j, r = np.int32(column + 8 * i + (e & 1)), e >> 1
-            p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - lse[r])
-            is_seen = starts[r] <= j and j < stops[r]
-            dp[i, e] = p * (dp[i, e] - delta[r]) * scale if is_seen else ZERO
-
-
-@cache
-def _holder(head_size: int) -> Any:
-    left = readers(head_size)[0]
-
-    @device
-    def hold_both(held, held_too, tile, at):
-        """The warp's rows of both first factors, when they have come."""
-        row = 16 * (cuda.threadIdx.x >> 5)
-        ptx.await_copies()
-        cuda.syncthreads()
-        for c in range(head_size // 16):
-            hold(held, c, left(tile, 0, row, c))
-            hold(held_too, c, left(tile, at, row, c))
-        cuda.syncthreads()
-
-    return hold_both
-
-
-def _bytes_by_query(head_size: int, in_groups: bool) -> int:
-    """Shared memory of a block that makes dq: queries and their gradients, and two places for keys
-    and values, which take that of the queries if warps hold these by themselves."""
-    return (12 if in_groups else 4) * BR * head_size
-
-
-@cache
-def _queries_kernel(head_size: int, dq_in_bf16: bool, in_groups: bool) -> Any:
-    put, n, n_bytes = (
-        ptx.put_two(dq_in_bf16),
-        _step(in_groups),
-        _bytes_by_query(head_size, in_groups),
-    )
-    copy_queries, copy_keys = (tile_copier(rows, head_size, in_groups) for rows in (BR, n))
-    two_by_row, _, across_rows, await_copies = _products_by(head_size, in_groups)
-    hold_both, at_values, half = _holder(head_size), 2 * n * head_size, 2 * BR * head_size
-    at_keys = 2 * half if in_groups else 0
-    of_results, of_scores, of_query = (head_size // 8, 4), (n // 8, 4), (head_size // 16, 4)
-
-    @partial(kernel, most_threads=THREADS, shared_bytes=n_bytes, least_blocks=2)
-    def backward(
-        dq, order, span, q, k, v, do, pairs, n_queries, n_padded, n_keys, n_heads, n_key_heads,
-        scale,
-    ):  # fmt: skip
-        tile = cuda.shared.array(0, np.uint8, ALIGNED)
-        s, dp = cuda.local.array(of_scores, np.float32), cuda.local.array(of_scores, np.float32)
-        sums = cuda.local.array(of_results, np.float32)
-        held = cuda.local.array(of_query, np.uint32)
-        held_do = cuda.local.array(of_query, np.uint32)
-        top, slope = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
-        starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
-        follow()
-        head, first = cuda.blockIdx.x, order[cuda.blockIdx.y] * BR
-        key_head = head // (n_heads // n_key_heads)
-        query = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
-        copy_queries(tile, 0, q, first, head, n_queries, n_heads)
-        copy_queries(tile, half, do, first, head, n_queries, n_heads)
-        ptx.commit_copies()
-        for r in range(2):
-            top[r], slope[r], starts[r], stops[r] = ZERO, ZERO, 0, 0
-            if query + 8 * r < n_queries:
-                starts[r], stops[r] = keys_of_query(span, query + 8 * r, n_keys)
-                at = 2 * (np.int64(head) * n_padded + query + 8 * r)
-                top[r], slope[r] = pairs[at], pairs[at + 1]
-        start, stop = seen_by_rows(span, first, min(BR, n_queries - first), n_keys)
-        clear(sums, head_size // 8)
-        if not in_groups:
-            hold_both(held, held_do, tile, half)
-        copy_keys(tile, at_keys, k, start, key_head, n_keys, n_key_heads)
-        copy_keys(tile, at_keys + at_values, v, start, key_head, n_keys, n_key_heads)
-        ptx.commit_copies()
-        here = at_keys
-        for key in range(start, stop, n):
-            there = 2 * at_keys + 2 * at_values - here
-            await_copies()
-            cuda.syncthreads()  # so all have read what was there
-            copy_keys(tile, there, k, key + n, key_head, n_keys, n_key_heads)
-            copy_keys(tile, there + at_values, v, key + n, key_head, n_keys, n_key_heads)
-            ptx.commit_copies()
-            two_by_row(s, held, dp, held_do, tile, here, here + at_values, n)
-            _slopes_by_query(s, dp, top, slope, starts, stops, key, n, scale)
-            across_rows(sums, dp, tile, here, n)
-            here = there
-        ptx.await_copies()
-        _write(dq, sums, query, n_queries, head, n_heads, head_size, put, 0)
-
-    return follower(backward)
-
-
 @kernel
 def _find_queries(range_of, span, n_queries, n_keys, step):
     """range_of (groups of BC, 2): the first query that sees any key of a group, rounded
@@ -311,153 +124,6 @@ def _find_order(orders, lengths, range_of, span, n_queries, n_keys):
         orders[start + place] = i
 
 
-@device
-def _copy_records(tile, at, pairs, spans, head, query, n_padded, n):
-    """Starts the copies of what is known of n queries, a power of two: 16 bytes of a thread."""
-    half = n // 2
-    if cuda.threadIdx.x < n and query < n_padded:
-        i, to = cuda.threadIdx.x & (half - 1), at + 16 * cuda.threadIdx.x
-        if cuda.threadIdx.x < half:
-            ptx.copy_16(tile, to, pairs, 8 * (head * n_padded + query) + 16 * i, np.int32(16))
-        else:
-            ptx.copy_16(tile, to, spans, 8 * query + 16 * i, np.int32(16))
-
-
-@device
-def _slopes_by_key(s, dp, tile, at, key, n, scale):
-    """s becomes p, dp becomes ds; rows are the lane's keys `key` and `key` + 8. The records of the
-    n queries, which are columns, begin at byte `at`."""
-    for i in range(n // 8):
-        of_column = at + 8 * (8 * i + ((cuda.threadIdx.x & 3) << 1))
-        f = ptx.load_words(tile, of_column)
-        seen_by = ptx.load_words(tile, of_column + 8 * n)
-        for e in range(4):
-            one = e & 1
-            row = np.int32(key + 8 * (e >> 1))
-            power, delta = ptx.as_float(f[2] if one else f[0]), ptx.as_float(f[3] if one else f[1])
-            start, stop = (seen_by[2], seen_by[3]) if one else (seen_by[0], seen_by[1])
-            p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - power)
-            is_seen = np.int32(start) <= row and row < np.int32(stop)
-            s[i, e] = p if is_seen else ZERO
-            dp[i, e] = p * (dp[i, e] - delta) * scale if is_seen else ZERO
-
-
-@cache
-def _key_products(head_size: int) -> Any:
-    (left, right, _), n = readers(head_size), _step(in_groups=False)
-
-    @device
-    def scores(s, dp, tile, at_values, at_queries, at_gradients):
-        """s = K·Qᵀ and dp = V·dOᵀ, of the warp's 16 keys and n queries, in turns."""
-        clear(s, n // 8)
-        clear(dp, n // 8)
-        row = 16 * (cuda.threadIdx.x >> 5)
-        for c in range(head_size // 16):
-            a, a_too = left(tile, 0, row, c), left(tile, at_values, row, c)
-            for j in range(n // 16):
-                b = right(tile, at_queries, 16 * j, c)
-                b_too = right(tile, at_gradients, 16 * j, c)
-                add_product(s, 2 * j, a, b[0], b[1])
-                add_product(s, 2 * j + 1, a, b[2], b[3])
-                add_product(dp, 2 * j, a_too, b_too[0], b_too[1])
-                add_product(dp, 2 * j + 1, a_too, b_too[2], b_too[3])
-
-    return scores
-
-
-def _bytes_by_key(head_size: int, in_groups: bool) -> int:
-    """Shared memory of a block that makes dk and dv: keys and values, two places for queries, their
-    gradients, and their records."""
-    return 4 * BC * head_size + 2 * _step(in_groups) * (4 * head_size + 16)
-
-
-@cache
-def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool, in_groups: bool) -> Any:
-    put_dk, put_dv, n = ptx.put_two(dk_in_bf16), ptx.put_two(dv_in_bf16), _step(in_groups)
-    copy_keys, copy_queries = (tile_copier(rows, head_size, in_groups) for rows in (BC, n))
-    _, scores, across_rows, await_copies = _products_by(head_size, in_groups)
-    n_bytes = _bytes_by_key(head_size, in_groups)
-    at_v, at_q, one = 2 * BC * head_size, 4 * BC * head_size, 2 * n * head_size
-    at_records = at_q + 4 * one  # behind both places of queries and of their gradients
-    of_results, of_scores = (head_size // 8, 4), (n // 8, 4)
-
-    @partial(kernel, most_threads=THREADS, shared_bytes=n_bytes, least_blocks=2)
-    def backward(
-        dk, dv, order, n_heads_of_part, range_of, spans, q, k, v, do, pairs, n_queries, n_padded,
-        n_keys, n_heads, n_key_heads, scale,
-    ):  # fmt: skip
-        tile = cuda.shared.array(0, np.uint8, ALIGNED)
-        s, dp = cuda.local.array(of_scores, np.float32), cuda.local.array(of_scores, np.float32)
-        dks = cuda.local.array(of_results, np.float32)
-        dvs = cuda.local.array(of_results, np.float32)
-        follow()
-        key_head, group = cuda.blockIdx.x, order[cuda.blockIdx.z]
-        first = group * BC
-        key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
-        head = key_head * (n_heads // n_key_heads) + cuda.blockIdx.y * n_heads_of_part
-        past = head + n_heads_of_part
-        copy_keys(tile, 0, k, first, key_head, n_keys, n_key_heads)
-        copy_keys(tile, at_v, v, first, key_head, n_keys, n_key_heads)
-        clear(dks, head_size // 8)
-        clear(dvs, head_size // 8)
-        start, stop = range_of[2 * group], range_of[2 * group + 1]
-        query, here = start, 0  # the first of two places, or the second
-        copy_queries(tile, at_q, q, start, head, n_queries, n_heads)
-        copy_queries(tile, at_q + one, do, start, head, n_queries, n_heads)
-        _copy_records(tile, at_records, pairs, spans, head, start, n_padded, n)
-        ptx.commit_copies()
-        for _ in range(n_heads_of_part * -(-(stop - start) // n) if start < stop else 0):
-            query += n
-            if query >= stop:
-                query, head = start, head + 1
-            await_copies()
-            cuda.syncthreads()  # so all have read what was there
-            if head < past:
-                there = at_q + 2 * one * (1 - here)
-                copy_queries(tile, there, q, query, head, n_queries, n_heads)
-                copy_queries(tile, there + one, do, query, head, n_queries, n_heads)
-                there = at_records + 16 * n * (1 - here)
-                _copy_records(tile, there, pairs, spans, head, query, n_padded, n)
-                ptx.commit_copies()
-            at = at_q + 2 * one * here
-            scores(s, dp, tile, at_v, at, at + one)
-            _slopes_by_key(s, dp, tile, at_records + 16 * n * here, key, n, scale)
-            across_rows(dvs, s, tile, at + one, n)
-            across_rows(dks, dp, tile, at, n)
-            here = 1 - here
-        ptx.await_copies()
-        part = cuda.blockIdx.y * n_keys
-        _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size, put_dk, part)
-        _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size, put_dv, part)
-
-    return follower(backward)
-
-
-@cache
-def _adder(dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
-    put_dk, put_dv = storer(dk_in_bf16), storer(dv_in_bf16)
-
-    @device
-    def sums_of_four(parts, i, n, n_parts):
-        a, b, c, d = load_four(parts, i)
-        for part in range(1, n_parts):
-            more = load_four(parts, part * n + i)
-            a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
-        return a, b, c, d
-
-    @kernel
-    def add_parts(dk, dv, of_dk, of_dv, n, n_parts):
-        """dk, dv (n,) = Σ of their parts (n_parts, n), four numbers at a time."""
-        follow()
-        for i in range(4 * cuda.grid(1), n, 4 * cuda.gridsize(1)):
-            four = sums_of_four(of_dk, i, n, n_parts)
-            put_dk(dk, i, four[0], four[1], four[2], four[3])
-            four = sums_of_four(of_dv, i, n, n_parts)
-            put_dv(dv, i, four[0], four[1], four[2], four[3])
-
-    return follower(add_parts)
-
-
 def _n_parts(node: Tensor) -> int:
     """Blocks of each group of keys, which divide the heads that share them."""
     n_keys, n_key_heads, _ = node.src[1].shape
@@ -472,7 +138,7 @@ def scratch(node: Tensor, compute: Compute) -> int:
 
 
 def _padded_rows(node: Tensor) -> int:
-    return round_up(node.shape[0], _step(in_groups=True))
+    return round_up(node.shape[0], step_of(in_groups=True))
 
 
 def _n_groups(node: Tensor) -> tuple[int, int]:
@@ -536,14 +202,14 @@ def bind(site: CudaSite) -> Call:
     n_parts, n_groups = _n_parts(node), _n_groups(node)
     by_query, by_key = (n_heads, n_groups[1]), (n_key_heads, n_parts, n_groups[0])
     in_groups, of_results = group_ptx.groups_multiply(), _in_bf16(*node.saved[:2])
-    range_of, step = range_of[: 2 * n_groups[0]], _step(in_groups)
+    range_of, step = range_of[: 2 * n_groups[0]], step_of(in_groups)
     orders, finds = _orders(site, range_of, (order, lengths))
     records = _records(head_size, *_in_bf16(node.src[4], node.src[6]))
-    of_queries = _queries_kernel(head_size, *_in_bf16(node), in_groups)
-    of_keys = _keys_kernel(head_size, *(of_results if n_parts == 1 else (False, False)), in_groups)
+    of_queries = queries_kernel(head_size, *_in_bf16(node), in_groups)
+    of_keys = keys_kernel(head_size, *(of_results if n_parts == 1 else (False, False)), in_groups)
     results, n = site.saved[:2], node.src[1].n_elements
     sums = results if n_parts == 1 else parts
-    add = per_element(_adder(*of_results), n // 4, stream, *results, *parts, n, n_parts)
+    add = per_element(adder_of(*of_results), n // 4, stream, *results, *parts, n, n_parts)
     of_part = n_heads // n_key_heads // n_parts
     return in_turn(
         per_row(
@@ -557,11 +223,11 @@ def bind(site: CudaSite) -> Call:
         ),
         launch(
             of_queries, by_query, THREADS, stream, site.out, orders[n_groups[0] :], span, *common,
-            shared_bytes=_bytes_by_query(head_size, in_groups), writes=[site.out],
+            shared_bytes=bytes_by_query(head_size, in_groups), writes=[site.out],
         ),
         launch(
             of_keys, by_key, THREADS, stream, *sums, orders, of_part, range_of, spans, *common,
-            shared_bytes=_bytes_by_key(head_size, in_groups), writes=sums,
+            shared_bytes=bytes_by_key(head_size, in_groups), writes=sums,
         ),
         *([add] if n_parts > 1 else []),
     )  # fmt: skip

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, Factor, path_of
-from pyggml.backends.cuda.ops.loss.losses import (
+from pyggml.backends.cuda.ops.loss.row_ends import sum_of
+from pyggml.backends.cuda.ops.loss.soft import (
     LossRows,
     gradients_of,
     loss_rows,
     losses_of,
     row_bytes,
-    sum_of,
 )
 from pyggml.backends.cuda.runtime.kernel import (
     ALIGNMENT,
