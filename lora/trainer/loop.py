@@ -6,21 +6,15 @@ at times     validation, checkpoint; both between two steps, where a run may als
 Of several ranks each makes some batches of a step, and all the same optimiser's step.
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import chain
 from math import isfinite
 from time import perf_counter
 
 import pyggml
-from pyggml.errors import PyggmlError
-from pyggml.lora.objectives.objective import Lesson
-from pyggml.lora.optim import StepsInBackward
-from pyggml.lora.optim.in_backward import LossNotFiniteError
 from pyggml.lora.trainer.bound import BoundRun
 from pyggml.lora.trainer.checks import check_alike
 from pyggml.lora.trainer.divergence import MAKES_NO_NUMBERS, MAY_BE_TOO_HIGH
-from pyggml.lora.trainer.losses import Outcome
 from pyggml.lora.trainer.rehearsal import seconds_a_step
 from pyggml.lora.trainer.reports import Callback, StepReport, ValidationReport, to_each
 from pyggml.lora.trainer.validation import margin
@@ -92,8 +86,7 @@ class Trainer(BoundRun):
         began = perf_counter()
         at, lesson = self.progress, self._lesson()
         train, windows, lr = lesson.dataset, lesson.windows, self.learning_rate(at.step)
-        steps = self.passes.steps
-        outcome, norm = self._update(lesson, lr) if steps is None else self._pass(lesson, lr, steps)
+        outcome, norm = self._update(lesson, lr)
         loss = outcome.loss
         self.parameters.pack(self.model.devices)
         self.progress = at.after(lesson.n_read, self.order.n_read)
@@ -106,60 +99,6 @@ class Trainer(BoundRun):
             at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds,
             tally=tally, experts=outcome.experts, n_computed=n_computed, sampled=lesson.about,
         )  # fmt: skip
-
-    def _update(self, lesson: Lesson, lr: float) -> tuple[Outcome, float]:
-        """The gradient of a step's batches, then the optimiser's step; the gradient's length before
-        it was clipped."""
-        gradient, optimiser, n = self.gradient, self.optimiser, self.progress.step + 1
-        gradient.begin()
-        lengths: list[Callable[[], float]] = []
-
-        def after() -> None:
-            gradient.begin_sum(-(-len(lesson.windows) // self.config.batch))
-            lengths.append(optimiser.begin_clip())
-
-        try:
-            outcome = self._over(lesson, after)
-            gradient.wait()
-        except BaseException:
-            gradient.give_up()
-            raise
-        norm = lengths.pop()()
-        if not isfinite(outcome.loss) or not isfinite(norm):
-            raise self._no_numbers(outcome.loss, norm, lesson)
-        optimiser.check_length(norm)
-        if self.before_update is not None:
-            self.before_update(n, self.passes.idle_memory)
-        self._updating = True
-        optimiser.step(lr, n)
-        return outcome, norm
-
-    def _pass(self, lesson: Lesson, lr: float, steps: StepsInBackward) -> tuple[Outcome, float]:
-        """The same with steps within the backward pass, of the one batch that a step then has."""
-        steps.begin(lr, self.progress.step + 1)
-        self._updating = True
-        try:
-            outcome = self._over(lesson)
-        except LossNotFiniteError as error:
-            self._updating = False
-            raise self._no_numbers(error.loss, 0.0, lesson) from None
-        norm = float(self.parameters.length[0])
-        if not isfinite(norm):
-            raise self._no_numbers(outcome.loss, norm, lesson)
-        self.optimiser.check_length(norm)
-        return outcome, norm
-
-    def _over(self, lesson: Lesson, after: Callable[[], object] = lambda: None) -> Outcome:
-        return self.losses.over(
-            lesson.dataset, lesson.windows, self.ranks, self._begin_batch, after, alone=False
-        )
-
-    def _no_numbers(self, loss: float, norm: float, lesson: Lesson) -> PyggmlError:
-        """The error of a step whose loss or gradient is not finite."""
-        fault = f"step {self.progress.step + 1}: the loss is {loss:g}"
-        fault += f", the gradient's length {norm:g}"
-        alone = self.passes.steps is not None  # a pass with steps would change the parameters
-        return self._divergence(fault, MAY_BE_TOO_HIGH, alone, lesson.dataset, lesson.windows)
 
     def _after_step(self, report: Callback) -> None:
         """Validate and write a checkpoint, each when it is due."""
