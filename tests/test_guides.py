@@ -126,22 +126,16 @@ OWN = """def _q8_w(blocks):
 
 
 OWN = {"Q8_W": _q8_w, """
-SHARED_BEFORE = '    "quants/types/plain.py",\n'
 ERRORS_BEFORE = '("IQ1_M", 0.6, 1.0)],\n'
 
 
 def with_the_weight_type(tree):
-    """A copy with the page's type, its four entries in tables and its lists in tests."""
+    """A copy with the page's type, its row among ggml's types and its lists in tests."""
     row, whole = (re.search(r"`(_blocks\(.*?\))`", (DOCS / WEIGHTS).read_text("utf-8"))[1],
                   next(block for block in blocks_of(WEIGHTS) if "Q8_W" in block))  # fmt: skip
     package, tests = tree / "pyggml", tree / "tests/quants"
     (package / "quants/types/wide.py").write_text(whole, "utf-8")
     edit(package / "graph/dtypes.py", "        Q8_0,\n", f"        Q8_0,\n        {row},\n")
-    registry = package / "quants/registry.py"
-    edit(registry, "\nQUANTS:", "from pyggml.quants.types.wide import Q8_W\n\nQUANTS:")
-    edit(registry, "MXFP4, NVFP4),", "MXFP4, NVFP4, Q8_W),")
-    shared = SHARED_BEFORE.replace("plain", "wide")
-    edit(package / "jit/cache.py", SHARED_BEFORE, SHARED_BEFORE + shared)
     edit(tests / "test_pack.py", "NOT_IN_GGML: tuple[str, ...] = (", 'NOT_IN_GGML = ("Q8_W",')
     edit(tests / "test_pack.py", ERRORS_BEFORE, ERRORS_BEFORE + '    ("Q8_W", 8e-3, 0.0042),\n')
     edit(tests / "test_unpack.py", "OWN = {", OWN)

@@ -28,77 +28,23 @@ from numba.core import config
 from pyggml.files import user_cache
 from pyggml.jit.isa import CHOSEN
 
-# Files whose helpers and constants kernels of other files are made of. A test compares this list
-# with what kernels take.
-SHARED = (
-    "jit/frames.py",
-    "jit/isa.py",
-    "jit/__init__.py",
-    "jit/atomics.py",
-    "jit/code.py",
-    "jit/decorators.py",
-    "jit/setup.py",
-    "jit/workarounds.py",
-    "jit/llvm.py",
-    "jit/simd.py",
-    "jit/regions.py",
-    "jit/tasks.py",
-    "formulas/expression.py",
-    "formulas/formula.py",
-    "formulas/softcap.py",
-    "formulas/text.py",
-    "graph/dtypes.py",
-    "sizes.py",
-    "quants/readers/arrays.py",
-    "quants/bits.py",
-    "quants/types/blocks32.py",
-    "quants/types/blocks32_min.py",
-    "quants/packers/fits.py",
-    "quants/types/few_bits.py",
-    "quants/types/fp4.py",
-    "quants/types/iq4.py",
-    "quants/types/iq_grids.py",
-    "quants/types/kquants_min.py",
-    "quants/types/kquants_sym.py",
-    "quants/readers/lanes.py",
-    "quants/readers/pieces.py",
-    "quants/layout.py",
-    "quants/types/plain.py",
-    "quants/registry.py",
-    "quants/unpack.py",
-    "quants/readers/vectors.py",
-    "kernels/formulas.py",
-    "kernels/gemm/activations.py",
-    "kernels/gemm/beside.py",
-    "kernels/gemm/dots.py",
-    "kernels/gemm/few.py",
-    "kernels/gemm/int8_tile.py",
-    "kernels/gemm/int_dots.py",
-    "kernels/gemm/int_pack.py",
-    "kernels/gemm/row_plan.py",
-    "kernels/gemm/lane_dots.py",
-    "kernels/gemm/frames.py",
-    "kernels/gemm/teams.py",
-    "kernels/gemm/bfloat16.py",
-    "kernels/gemm/tile.py",
-    "kernels/gemm/microkernel.py",
-    "kernels/gemm/panels.py",
-    "kernels/gemm/amx/tiles.py",
-    "kernels/gemm/amx/rows.py",
-    "kernels/attention/amx.py",
-    "kernels/attention/amx_tile.py",
-    "kernels/attention/flash.py",
-    "kernels/attention/softmax.py",
-    "kernels/attention/pair_softmax.py",
-    "kernels/attention/row_softmax.py",
-    "kernels/attention/tiled.py",
-    "kernels/attention/tiled_back.py",
-    "kernels/attention/tiles.py",
-    "kernels/attention/tile_products.py",
-    "kernels/attention/decode_tile.py",
-    "kernels/attention/extras.py",
-    "ops/formulas.py",
-    "ops/recurrent/recurrence.py",
+# Files whose helpers and constants kernels of other files are made of, whole folders or one by one.
+# A test compares them with what kernels take.
+_PATTERNS = """
+jit/*.py formulas/*.py graph/dtypes.py sizes.py quants/*.py quants/*/*.py kernels/formulas.py
+kernels/gemm/activations.py kernels/gemm/beside.py kernels/gemm/bfloat16.py kernels/gemm/dots.py
+kernels/gemm/few.py kernels/gemm/frames.py kernels/gemm/int*_*.py kernels/gemm/lane_dots.py
+kernels/gemm/microkernel.py kernels/gemm/panels.py kernels/gemm/row_plan.py kernels/gemm/teams.py
+kernels/gemm/tile.py kernels/gemm/amx/tiles.py kernels/gemm/amx/rows.py kernels/attention/amx*.py
+kernels/attention/*softmax.py kernels/attention/flash.py kernels/attention/tile*.py
+kernels/attention/decode_tile.py kernels/attention/extras.py
+ops/formulas.py ops/recurrent/recurrence.py
+"""
+_ROOT = Path(__file__).parents[1]
+SHARED = tuple(
+    p.relative_to(_ROOT).as_posix()
+    for pattern in _PATTERNS.split()
+    for p in sorted(_ROOT.glob(pattern))
 )
 
 # Settings of Numba's, NUMBA_… in the environment, that its compiler makes other machine code from.
@@ -126,9 +72,7 @@ def _name() -> str:
     )
     digest = hashlib.sha256(repr(stamp).encode())
     for name in SHARED:
-        source = Path(__file__).parents[1] / name
-        if source.exists():
-            digest.update(source.read_bytes())
+        digest.update((_ROOT / name).read_bytes())
     return digest.hexdigest()[:12]
 
 
