@@ -2,7 +2,7 @@
 
 help         what it does, in half a sentence
 range        the values that it may have, in words
-fits         its range, as a function of the value
+fits         its range, as a function of the value (default: that of the words, `numbers_in`)
 brief        what it does, in the few words of a short help (default: the first clause of `help`)
 aliases      what other trainers call it, where the meaning is the same
 group        where help lists it, one of GROUPS
@@ -12,13 +12,18 @@ may_change   whether a resumed run may have another value: no number before that
 like         of a default None, a value of the kind that the setting takes
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
+from operator import le, lt
 from typing import Any
 
 from pyggml.errors import ConfigError, Fault, suggestion
 
 _MOST_SAID = 80  # characters of a value in a sentence
+_NUMBER = r"(-?[\d.]+(?:e-?\d+)?)"
+_RANGE = re.compile(rf"(above )?{_NUMBER}(?: or more|(?: to |, (at most|below) ){_NUMBER})?")
 GROUPS = ("model", "data", "sampling", "adapter", "optimiser", "memory", "server", "output")
 
 
@@ -26,7 +31,7 @@ def setting(
     default: Any,
     help: str,
     range_text: str = "",
-    fits: Callable[[Any], bool] = lambda value: True,
+    fits: Callable[[Any], bool] | None = None,
     *,
     group: str,
     aliases: tuple[str, ...] = (),
@@ -38,14 +43,30 @@ def setting(
 ) -> Any:
     """A field of a dataclass of settings."""
     assert group in GROUPS, f"{group} is no group of settings"
+    fits = fits or numbers_in(range_text)
     about = {"help": help, "range": range_text, "fits": fits, "group": group, "common": common}
     about |= {"aliases": aliases, "brief": brief}
     about |= {"repeated": repeated, "may_change": may_change, "like": like}
     return field(default=default, metadata=about)
 
 
-def at_least(low: int) -> tuple[str, Callable[[Any], bool]]:
-    return f"{low} or more", lambda value: value >= low
+of_model, of_data, of_sampling, of_adapter, of_optimiser, of_memory, of_server, of_output = (
+    partial(setting, group=group) for group in GROUPS
+)
+
+
+def numbers_in(words: str) -> Callable[[Any], bool]:
+    """Whether a value is in a range, such as "0 to 1", "1 or more", "above 0, at most 10" or "above
+    0, below 1"; any value is in "". ValueError for other words."""
+    if not words:
+        return lambda value: True
+    match = _RANGE.fullmatch(words)
+    if match is None:
+        raise ValueError(f"{words!r} is no range of numbers")
+    above, low, below, high = match.groups()
+    least, most = float(low), float(high or "inf")
+    from_least, to_most = lt if above else le, le if high and below != "below" else lt
+    return lambda value: from_least(least, value) and to_most(value, most)
 
 
 @dataclass(frozen=True, slots=True)

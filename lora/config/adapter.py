@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pyggml.settings import SEED, Settings, at_least, one_of, setting
+from pyggml.settings import SEED, Settings, of_adapter, one_of
 
 STARTS = ("kaiming", "pissa", "loftq")
 
@@ -36,92 +36,64 @@ class LoraConfig(Settings):
     docs/adapters.md tells of each kind.
     """
 
-    rank: int = setting(
-        8,
-        "rank r of the update",
-        "1 to 4096",
-        lambda r: 1 <= r <= 4096,
-        group="adapter",
-        aliases=("lora-r",),
-        common=True,
+    rank: int = of_adapter(8, "rank r of the update", "1 to 4096", aliases=("lora-r",), common=True)
+    alpha: float = of_adapter(
+        16.0, "scale of the update, times 1 / rank", "above 0", lambda a: 0 < a < 1e6, common=True
     )
-    alpha: float = setting(
-        16.0,
-        "scale of the update, times 1 / rank",
-        "above 0",
-        lambda a: 0 < a < 1e6,
-        group="adapter",
-        common=True,
-    )
-    modules: tuple[str, ...] | None = setting(
+    modules: tuple[str, ...] | None = of_adapter(
         None,
         "target modules, by their names in GGUF files (attn_q,ffn_down_exps,output,token_embd) or "
         "in transformers (q_proj,down_proj,lm_head); all-linear, the default, is all linear ones "
         "in the blocks but experts, their routers and matrices whose updates llama.cpp drops",
         "names, none of them twice",
         _modules_fit,
-        group="adapter",
         aliases=("lora-target-modules", "target-modules"),
         brief="target modules, such as q_proj [all-linear]",
         common=True,
     )
-    skip_layers: int = setting(
+    skip_layers: int = of_adapter(
         0,
         "leave the first N blocks alone; the backward pass ends before them, which saves time",
-        *at_least(0),
-        group="adapter",
+        "0 or more",
     )
-    rslora: bool = setting(
+    rslora: bool = of_adapter(
         False,
         "rsLoRA: scale by alpha / √rank instead, which suits high ranks",
-        group="adapter",
         aliases=("use-rslora",),
     )
-    rank_pattern: Mapping[str, int] | None = setting(
+    rank_pattern: Mapping[str, int] | None = of_adapter(
         None,
         "ranks of the matrices that match a pattern, such as 'ffn_*=16,blk.0.*=4'; of several that "
         "match, the last counts",
         "patterns with a rank of 1 to 4096 each",
         _patterns_fit(1, 4096, int),
-        group="adapter",
     )
-    alpha_pattern: Mapping[str, float] | None = setting(
+    alpha_pattern: Mapping[str, float] | None = of_adapter(
         None,
         "alphas of the matrices that match a pattern, likewise",
         "patterns with a number above 0 each",
         _patterns_fit(1e-6, 1e6, int, float),
-        group="adapter",
     )
-    dropout: float = setting(
-        0.0,
-        "dropout on the input of A, in training alone",
-        "0 to below 1",
-        lambda p: 0 <= p < 1,
-        group="adapter",
+    dropout: float = of_adapter(
+        0.0, "dropout on the input of A, in training alone", "0 to below 1", lambda p: 0 <= p < 1
     )
-    init: str = setting(
+    init: str = of_adapter(
         "kaiming",
         "initial A and B: kaiming (A random, B zero), or pissa (the principal singular vectors of "
         "the matrix, subtracted from it again by the file, which has twice the rank for that), or "
         "loftq (those of what quantising took from the matrix of --original)",
         *one_of(STARTS),
-        group="adapter",
     )
-    dora: bool = setting(
+    dora: bool = of_adapter(
         False,
         "DoRA: train the magnitude of each row of a matrix, too; no adapter file can hold that, so "
         "the output is the whole model, merged",
-        group="adapter",
         aliases=("use-dora",),
     )
-    plus_ratio: float = setting(
+    plus_ratio: float = of_adapter(
         1.0,
         "LoRA+: learning rate of B as a multiple of that of A",
         "above 0, at most 10000",
-        lambda x: 0 < x <= 1e4,
-        group="adapter",
         aliases=("loraplus-lr-ratio",),
     )
-    seed: int = setting(
-        0, "seed of the random start of A (B starts at zero)", *SEED, group="adapter"
-    )
+    seed: int = of_adapter(0, "seed of the random start of A (B starts at zero)", *SEED)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pyggml.errors import Fault
-from pyggml.settings import Settings, at_least, one_of, setting
+from pyggml.settings import Settings, of_output, one_of
 
 METHODS = ("sum", "ties", "dare", "dare-ties", "prune")
 DRAWN, ELECTED = ("dare", "dare-ties"), ("ties", "dare-ties")
@@ -13,45 +13,36 @@ DRAWN, ELECTED = ("dare", "dare-ties"), ("ties", "dare-ties")
 class Combination(Settings):
     """How `pyggml.lora.combine` makes one update of several."""
 
-    method: str = setting(
+    method: str = of_output(
         METHODS[0],
         "sum: of the updates times their weights; ties: of each its largest numbers, where their "
         "signs agree; prune: their sum; dare: of each some numbers at random, divided by their "
         "share; dare-ties: those, where their signs agree",
         *one_of(METHODS),
-        group="output",
     )
-    rank: int | None = setting(
+    rank: int | None = of_output(
         None,
         "rank of the result, which leaves out the smallest singular values (default: all of a "
         "sum, else the largest rank of an adapter)",
         "1 or more",
-        lambda n: n is None or n >= 1,
-        group="output",
     )
-    error: float | None = setting(
+    error: float | None = of_output(
         None,
         "in place of a rank: the share of each update, by its root mean square, that may be left "
         "out; the rank is the lowest that does, tensor by tensor",
         "0 or more and below 1",
         lambda x: x is None or 0 <= x < 1,
-        group="output",
         like=0.1,
     )
-    density: float = setting(
-        0.5,
-        "share of numbers of each adapter that all methods but sum keep",
-        "above 0, at most 1",
-        lambda x: 0 < x <= 1,
-        group="output",
+    density: float = of_output(
+        0.5, "share of numbers of each adapter that all methods but sum keep", "above 0, at most 1"
     )
-    majority: str = setting(
+    majority: str = of_output(
         "total",
         "whose sign counts to ties and dare-ties: total, of the sum; frequency, of most adapters",
         *one_of(("total", "frequency")),
-        group="output",
     )
-    seed: int = setting(0, "seed of what dare and dare-ties keep", *at_least(0), group="output")
+    seed: int = of_output(0, "seed of what dare and dare-ties keep", "0 or more")
 
     def _faults(self) -> list[Fault]:
         faults, m = super()._faults(), self.method

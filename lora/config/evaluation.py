@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pyggml.chat import BUILT_IN, MODEL
 from pyggml.errors import Fault
 from pyggml.lora.config.data import SPECIAL_TOKENS, DataConfig, columns_fit
-from pyggml.settings import Settings, at_least, one_of, setting
+from pyggml.settings import Settings, of_data, one_of
 
 _CTX = 512  # llama.cpp's
 _LONG = ("refuse", "drop", "cut")
@@ -23,124 +23,104 @@ def _is_pattern(text: object) -> bool:
 class EvalConfig(Settings):
     """How texts, rows and questions are read for evaluation. See `pyggml.lora.evaluate`."""
 
-    ctx: int | None = setting(
+    ctx: int | None = of_data(
         None,
         f"tokens of a chunk of text or a window of rows (default: {_CTX}), and the most that are "
         "read of a question (default: the model's context)",
         "4 to 2^20",
         lambda n: n is None or 4 <= n <= 1 << 20,
-        group="data",
         aliases=("ctx-size", "max-length"),
         common=True,
         brief=f"tokens of a chunk of text or a window of rows [{_CTX}]",
     )
-    limit: int | None = setting(
+    limit: int | None = of_data(
         None,
         "evaluate the first N questions, rows or chunks of text alone",
         "1 or more",
-        lambda n: n is None or n >= 1,
-        group="data",
         common=True,
     )
-    long: str = setting(
+    long: str = of_data(
         "refuse",
         "chats and questions longer than --ctx: refuse ends the run, drop leaves such rows out, "
         "cut leaves out first rounds of chats and the beginning of prompts",
         *one_of(_LONG),
-        group="data",
         common=True,
         brief="rows longer than --ctx: refuse, drop or cut",
     )
-    columns: tuple[str, ...] | None = setting(
+    columns: tuple[str, ...] | None = of_data(
         None,
         "which columns of the file are the fields of rows: question=q,choices=options,answer=right",
         "field=column, no field twice",
         columns_fit,
-        group="data",
     )
-    chat_template: str | None = setting(
+    chat_template: str | None = of_data(
         None,
         "chat template (default: as an adapter was trained, else the model's); where it is given, "
         "questions are asked with it, too, as a user's message: "
         f"{MODEL} is the one in the model's file; {', '.join(BUILT_IN)}; or a file",
         "a name or a file",
         lambda name: name is None or bool(name.strip()),
-        group="data",
     )
-    chat_template_kwargs: str | None = setting(
-        None,
-        'further inputs of the chat template, a JSON object: {"enable_thinking": false}',
-        group="data",
+    chat_template_kwargs: str | None = of_data(
+        None, 'further inputs of the chat template, a JSON object: {"enable_thinking": false}'
     )
-    delimiter: str | None = setting(
-        None,
-        "text between a question's prompt and choice, \\n is a new line (default: a space)",
-        group="data",
+    delimiter: str | None = of_data(
+        None, "text between a question's prompt and choice, \\n is a new line (default: a space)"
     )
     # -- how questions are put --------------------------------------------------------------------
 
-    letters: bool = setting(
+    letters: bool = of_data(
         False,
         "list the choices below the question, each with its letter, and take a letter for the "
         "answer, as MMLU does",
-        group="data",
     )
-    ask: str | None = setting(
+    ask: str | None = of_data(
         None,
         "text that a question is put in, where {} stands for it, \\n is a new line: "
         "'Question: {}\\nAnswer:' (default: the question alone)",
         "a text with one {}",
         lambda text: text is None or text.count("{}") == 1,
-        group="data",
     )
-    shots: int = setting(
+    shots: int = of_data(
         0,
         "few-shot: so many questions with their answers before each, the first ones of its "
         "category",
         "0 to 100",
-        lambda n: 0 <= n <= 100,
-        group="data",
         common=True,
         brief="questions with answers before each (few-shot)",
     )
-    shots_file: str | None = setting(
+    shots_file: str | None = of_data(
         None,
         "where --shots come from, such as a set's dev split; hub:OWNER/NAME too (default: the "
         "questions' own file, without the one that is asked)",
-        group="data",
     )
-    match: str | None = setting(
+    match: str | None = of_data(
         None,
         "let the model write its answers, and find them in the text by this regular expression "
         "(its first group, if it has one); right is what the expression finds in the row's answer: "
         "'#### (-?[0-9.,]+)'",
         "a regular expression",
         _is_pattern,
-        group="data",
         common=True,
         brief="have answers written; a regular expression finds them",
     )
-    match_last: bool = setting(
-        False, "with --match, take the last that the expression finds, not the first", group="data"
+    match_last: bool = of_data(
+        False, "with --match, take the last that the expression finds, not the first"
     )
-    answer_tokens: int = setting(
-        256, "with --match, the most tokens of an answer", *at_least(1), group="data"
-    )
-    stop: tuple[str, ...] = setting(
+    answer_tokens: int = of_data(256, "with --match, the most tokens of an answer", "1 or more")
+    stop: tuple[str, ...] = of_data(
         (),
         "with --match, a text that an answer ends before, such as 'Question:'; may be given "
         "several times",
         "texts that are not empty",
         lambda texts: all(isinstance(text, str) and text for text in texts),
-        group="data",
         repeated=True,
     )
-    special_tokens: str = setting(
+    special_tokens: str = of_data(
         "auto",
         "special tokens in the text, such as <|im_start|>: parse reads each as one token, plain as "
         "its characters; auto parses rows and questions, and reads plain text as plain",
         *one_of(SPECIAL_TOKENS),
-        group="data",
     )
 
     def _faults(self) -> list[Fault]:

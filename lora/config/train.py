@@ -7,14 +7,13 @@ import numpy as np
 
 from pyggml.errors import Fault
 from pyggml.model import COMPUTE_TYPES
-from pyggml.settings import SEED, Settings, at_least, one_of, setting
+from pyggml.settings import SEED, Settings, of_memory, of_optimiser, of_output, one_of
 
 OPTIMISERS = ("adamw", "adamw8bit", "lion", "muon", "sgd")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
 
 # As float32, in which steps are computed: with a β2 of 1 there, no second moment would ever grow.
 _BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1 and float(np.float32(value)) < 1)
-_COUNT = ("1 to 65536", lambda n: 1 <= n <= 1 << 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,281 +26,228 @@ class TrainConfig(Settings):
 
     # -- the loop -------------------------------------------------------------------------------
 
-    epochs: int = setting(
+    epochs: int = of_optimiser(
         None,
         "passes over the data; not limited where only max_steps is given",
-        *at_least(1),
-        group="optimiser",
+        "1 or more",
         aliases=("num-train-epochs", "num-epochs"),
         common=True,
         may_change=True,
         like=1,
     )
-    max_steps: int = setting(
+    max_steps: int = of_optimiser(
         0,
         "end after this many steps, or after --epochs if that is given and less (0: no limit)",
-        *at_least(0),
-        group="optimiser",
+        "0 or more",
         common=True,
         brief="end after this many steps",
         may_change=True,
     )
-    batch: int = setting(
+    batch: int = of_optimiser(
         1,
         "batch size: windows in one forward and backward pass; more need more memory",
-        *_COUNT,
-        group="optimiser",
+        "1 to 65536",
         aliases=("per-device-train-batch-size", "micro-batch-size"),
         common=True,
         brief="windows in one pass",
     )
-    grad_accum: int = setting(
+    grad_accum: int = of_optimiser(
         1,
         "gradient accumulation: passes in one step",
-        *_COUNT,
-        group="optimiser",
+        "1 to 65536",
         aliases=("gradient-accumulation-steps", "grad-accumulation-steps"),
         common=True,
         brief="passes in one step",
     )
-    drop_last: bool = setting(
+    drop_last: bool = of_optimiser(
         False,
         "leave out what is left at the end of an epoch, fewer windows than a step has: others each "
         "time",
-        group="optimiser",
         aliases=("dataloader-drop-last",),
     )
-    seed: int = setting(
-        0, "seed of the order of the windows and of dropout", *SEED, group="optimiser"
-    )
+    seed: int = of_optimiser(0, "seed of the order of the windows and of dropout", *SEED)
 
     # -- the learning rate ----------------------------------------------------------------------
 
-    lr: float = setting(
+    lr: float = of_optimiser(
         None,
         "peak learning rate",
         "above 0, at most 10",
-        lambda x: 0 < x <= 10,
-        group="optimiser",
         aliases=("learning-rate",),
         common=True,
         brief="peak rate",
         like=2e-4,
     )
-    lr_scheduler: str = setting(
+    lr_scheduler: str = of_optimiser(
         "cosine",
         "schedule of the learning rate from lr to lr_min after the warm-up",
         *one_of(SCHEDULERS),
-        group="optimiser",
         aliases=("lr-scheduler-type",),
     )
-    lr_cycles: int = setting(
-        2, "cycles of cosine_restarts, each from lr to lr_min", *_COUNT, group="optimiser"
+    lr_cycles: int = of_optimiser(
+        2, "cycles of cosine_restarts, each from lr to lr_min", "1 to 65536"
     )
-    lr_decay: float = setting(
+    lr_decay: float = of_optimiser(
         0.2,
         "decay phase of wsd (warm-up, stable, decay), as a share of the steps after the warm-up",
         "above 0, at most 1",
-        lambda x: 0 < x <= 1,
-        group="optimiser",
     )
-    lr_min: float = setting(
-        0.0, "learning rate at the end", "0 or more", lambda x: 0 <= x <= 10, group="optimiser"
+    lr_min: float = of_optimiser(
+        0.0, "learning rate at the end", "0 or more", lambda x: 0 <= x <= 10
     )
-    warmup_steps: int = setting(
+    warmup_steps: int = of_optimiser(
         None,
         "warm-up steps, in which the learning rate rises; at most half of all steps",
-        *at_least(0),
-        group="optimiser",
+        "0 or more",
         like=10,
     )
-    warmup_ratio: float = setting(
-        None,
-        "warm-up as a share of all steps, instead of --warmup-steps",
-        "0 to 0.5",
-        lambda x: 0 <= x <= 0.5,
-        group="optimiser",
-        like=0.1,
+    warmup_ratio: float = of_optimiser(
+        None, "warm-up as a share of all steps, instead of --warmup-steps", "0 to 0.5", like=0.1
     )
 
     # -- the update -----------------------------------------------------------------------------
 
-    optimiser: str = setting(
+    optimiser: str = of_optimiser(
         "adamw",
         "adamw; adamw8bit, whose state is a quarter as large, in 8 bits by blocks; lion, whose "
         "state is half as large and which wants a third to a tenth of the learning rate; muon, for "
         "matrices of blocks, which learns in fewer and longer steps; or sgd, "
         "which has no state and wants a far higher one",
         *one_of(OPTIMISERS),
-        group="optimiser",
         aliases=("optimizer", "optim"),
     )
-    weight_decay: float = setting(
-        0.01,
-        "decoupled weight decay",
-        "0 to 1",
-        lambda x: 0 <= x <= 1,
-        group="optimiser",
-    )
-    clip: float = setting(
+    weight_decay: float = of_optimiser(0.01, "decoupled weight decay", "0 to 1")
+    clip: float = of_optimiser(
         1.0,
         "gradient clipping: largest norm of the gradient over all parameters (0: none)",
         "0 or more",
         lambda x: 0 <= x < 1e30,
-        group="optimiser",
         aliases=("max-grad-norm",),
     )
-    beta1: float = setting(
+    beta1: float = of_optimiser(
         0.9,
         "decay of the running mean of the gradient (first moment)",
         *_BETA,
-        group="optimiser",
         aliases=("adam-beta1",),
     )
-    beta2: float = setting(
+    beta2: float = of_optimiser(
         0.999,
         "decay of the running mean of its square (second moment); of lion, of the momentum",
         *_BETA,
-        group="optimiser",
         aliases=("adam-beta2",),
     )
-    eps: float = setting(
+    eps: float = of_optimiser(
         1e-8,
         "AdamW's ε, added to the root of the second moment",
         "1e-37 to 1",  # less is 0 in float32, and 0 / 0 where a gradient is 0
-        lambda x: 1e-37 <= x <= 1,
-        group="optimiser",
         aliases=("adam-epsilon",),
     )
 
-    neftune_alpha: float = setting(
+    neftune_alpha: float = of_optimiser(
         0.0,
         "NEFTune: noise on the embeddings in training, at most this / √(tokens of the document · "
         "size of an embedding) (5 is usual, 0: none)",
         "0 or more",
         lambda x: 0 <= x < 1e6,
-        group="optimiser",
         aliases=("neftune-noise-alpha",),
     )
 
-    router_aux_loss_coef: float = setting(
+    router_aux_loss_coef: float = of_optimiser(
         0.0,
         "of mixtures of experts: times the balance loss of Switch Transformers, by which routers "
         "load their experts alike (0.001 to 0.02 are usual; a GGUF file does not say what its "
         "model was trained with; 0: none)",
         "0 or more",
         lambda x: 0 <= x < 1e6,
-        group="optimiser",
     )
 
     # -- memory and speed -----------------------------------------------------------------------
 
-    grad_checkpointing: bool = setting(
+    grad_checkpointing: bool = of_memory(
         False,
         "gradient checkpointing: compute each layer's activations again for its backward pass "
         "instead of keeping them: far less memory, about a quarter more time, the same result bit "
         "for bit (in bfloat16 on a card: from rounded residual sums)",
-        group="memory",
         aliases=("gradient-checkpointing", "grad-checkpoint"),
         brief="less memory, a quarter more time",
         common=True,
         may_change=True,
     )
-    weight_copies: float = setting(
+    weight_copies: float = of_memory(
         0.05,
         "a card keeps weights in bfloat16 beside what they are packed, in half of the memory that "
         "is left at most, where unpacking them in every step takes this share of its time or more: "
         "about a quarter of 512 tokens, a fiftieth of 8192 (1: none)",
         "0 to 1",
-        lambda x: 0 <= x <= 1,
-        group="memory",
         brief="weights in bfloat16 too where that saves this share of a step; 1: none",
         may_change=True,
     )
-    step_in_backward: bool = setting(
+    step_in_backward: bool = of_memory(
         False,
         "the optimiser's step of each tensor right after its gradient, which then takes no memory "
         "any more; --clip is then by the gradient's norm of the step before",
-        group="memory",
         aliases=("optimizer-in-bwd",),
         brief="no memory for gradients",
     )
-    threads: int = setting(
-        0, "threads to use (0: all)", *at_least(0), group="memory", may_change=True
-    )
-    rank_timeout: float = setting(
+    threads: int = of_memory(0, "threads to use (0: all)", "0 or more", may_change=True)
+    rank_timeout: float = of_memory(
         1800.0,
         "seconds that several ranks wait for one of them before the run ends, with a checkpoint",
         "1 to 1e6",
-        lambda x: 1 <= x <= 1e6,
-        group="memory",
         may_change=True,
     )
-    compute: str = setting(
-        "auto", "how products are computed", *one_of(COMPUTE_TYPES), group="memory"
-    )
-    verify_graphs: bool = setting(
+    compute: str = of_memory("auto", "how products are computed", *one_of(COMPUTE_TYPES))
+    verify_graphs: bool = of_memory(
         False,
         "verify the graphs of the loss after every pass over them, as tests do: for who changes "
         "an op, a pass or a device",
         brief="verify graphs after every pass",
-        group="memory",
         may_change=True,
     )
 
     # -- what is told and kept on the way -------------------------------------------------------
 
-    val_every: int = setting(
+    val_every: int = of_output(
         100,
         "steps between validations (0: first and last only)",
-        *at_least(0),
-        group="output",
+        "0 or more",
         aliases=("eval-steps", "steps-per-eval"),
         may_change=True,
     )
-    val_windows: int = setting(
+    val_windows: int = of_output(
         0,
         "about how many windows a validation reads, spread over what is held out (0: all, or where "
         "that costs more than a tenth of the run, a sample that does not)",
-        *at_least(0),
-        group="output",
+        "0 or more",
         may_change=True,
     )
-    patience: int = setting(
+    patience: int = of_output(
         0,
         "early stopping: end the run when so many validations in a row were no better than the "
         "best (0: never)",
-        *at_least(0),
-        group="output",
+        "0 or more",
         aliases=("early-stopping-patience",),
         may_change=True,
     )
-    keep_best: bool = setting(
+    keep_best: bool = of_output(
         False,
         "write the adapter of the best validation, not that of the last step",
-        group="output",
         aliases=("load-best-model-at-end",),
     )
-    checkpoint_dir: str | None = setting(
-        None,
-        "folder for checkpoints (default: none are written)",
-        group="output",
-        common=True,
-        may_change=True,
+    checkpoint_dir: str | None = of_output(
+        None, "folder for checkpoints (default: none are written)", common=True, may_change=True
     )
-    checkpoint_every: int = setting(
+    checkpoint_every: int = of_output(
         100,
         "steps between checkpoints (0: last only)",
-        *at_least(0),
-        group="output",
+        "0 or more",
         aliases=("save-steps", "save-every"),
         may_change=True,
     )
-    checkpoint_keep: int = setting(
+    checkpoint_keep: int = of_output(
         2,
         "checkpoints that are kept, the newest",
-        *at_least(1),
-        group="output",
+        "1 or more",
         aliases=("save-total-limit",),
         may_change=True,
     )

@@ -30,13 +30,12 @@ from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.ops import mul, mul_mat, neg, reshape, split, sum_
 from pyggml.runtime import Program
-from pyggml.settings import setting
+from pyggml.settings import of_optimiser
 
 if TYPE_CHECKING:
     from pyggml.lora.data.windows.answers import Preferences
 
 Programs = Sequence[Program]
-BETA = ("above 0, at most 100", lambda x: 0 < x <= 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +164,10 @@ class AnswerObjective(Objective):
     learns_chosen: ClassVar[bool] = False
     has_kl: ClassVar[bool] = False
 
-    beta: float = setting(
+    beta: float = of_optimiser(
         0.1,
         "β, the strength of the KL penalty: how closely the model is kept to the reference",
-        *BETA,
-        group="optimiser",
+        "above 0, at most 100",
         aliases=("beta",),
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.errors import Fault
 from pyggml.lora.objectives import OBJECTIVES, USUAL, Objective
-from pyggml.settings import Settings, one_of, setting
+from pyggml.settings import Settings, of_optimiser, one_of
 
 _BRIEFLY = 5  # objectives that a short help names
 _ROWS = {
@@ -94,11 +94,10 @@ def _alternatives(names: list[str]) -> str:
 class _Chosen(Settings):
     """The objective, by its name."""
 
-    objective: str = setting(
+    objective: str = of_optimiser(
         USUAL.name,
         _purposes(),
         *one_of(tuple(OBJECTIVES)),
-        group="optimiser",
         common=True,
         brief=f"{', '.join([*OBJECTIVES][:_BRIEFLY])}, …",
     )

@@ -27,7 +27,7 @@ from pyggml.model import Model
 from pyggml.models.stack import LABELS
 from pyggml.ops import cross_entropy_rows
 from pyggml.runtime import Program
-from pyggml.settings import setting
+from pyggml.settings import of_optimiser
 
 _NONE, _BALANCED = "none", "balanced"
 
@@ -63,13 +63,12 @@ class Classify(Objective):
     defaults: ClassVar[Mapping[str, Any]] = {"lr": 3e-4, "epochs": 3, "warmup_ratio": 0.1}
     tally: ClassVar[type[Tally]] = ClassCounts
 
-    class_weights: str = setting(
+    class_weights: str = of_optimiser(
         _NONE,
         "weights of the classes in the loss: balanced, which makes rare ones count as much as "
         "common ones, or LABEL=N,LABEL=N, where others have 1",
         "none, balanced or LABEL=N,LABEL=N with N above 0",
         lambda text: text in (_NONE, _BALANCED) or bool(_weights_in(text)),
-        group="optimiser",
     )
 
     def n_figures(self, corpus: Corpus) -> int:

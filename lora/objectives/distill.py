@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pyggml.lora.objectives.objective import TextObjective
 from pyggml.lora.objectives.taught import TaughtObjective
-from pyggml.settings import setting
+from pyggml.settings import of_optimiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +15,10 @@ class Distill(TaughtObjective, TextObjective):
     name: ClassVar[str] = "distill"
     purpose: ClassVar[str] = "learns a teacher's probabilities of each token of texts or answers"
 
-    hard_weight: float = setting(
+    hard_weight: float = of_optimiser(
         0.5,
         "α, the weight of the cross entropy with the text itself; the rest is the teacher's",
         "0 to 1",
-        lambda a: 0 <= a <= 1,
-        group="optimiser",
     )
 
     @property

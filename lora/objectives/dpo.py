@@ -10,7 +10,7 @@ from typing import ClassVar
 from pyggml.lora.objectives.answers import AnswerLeaves, PairObjective
 from pyggml.lora.objectives.objective import LossNet, Outputs
 from pyggml.ops import add, neg, scale, softplus, sub
-from pyggml.settings import setting
+from pyggml.settings import of_optimiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +23,11 @@ class DPO(PairObjective):
     )
     has_reference: ClassVar[bool] = True
 
-    label_smoothing: float = setting(
+    label_smoothing: float = of_optimiser(
         0.0,
         "label smoothing: the share of pairs whose labels are taken to be swapped",
         "at least 0 and below 0.5",
         lambda x: 0 <= x < 0.5,
-        group="optimiser",
     )
 
     def loss(self, net: LossNet, batch: AnswerLeaves) -> Outputs:

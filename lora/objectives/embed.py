@@ -32,7 +32,7 @@ from pyggml.models.pooling import POOLED, Pool, usual_pooling
 from pyggml.models.stack import POOLING
 from pyggml.ops import add, cross_entropy_rows, l2_norm, mul_mat, scale
 from pyggml.runtime import Program
-from pyggml.settings import one_of, setting
+from pyggml.settings import of_optimiser, one_of
 
 _MODEL = "model"
 _LEAST = 1e-12  # of a vector's length, where it is divided by it
@@ -84,20 +84,17 @@ class Embed(Objective):
     defaults: ClassVar[Mapping[str, Any]] = {"lr": 1e-4, "epochs": 1, "warmup_ratio": 0.1}
     tally: ClassVar[type[Tally]] = PairsRight
 
-    temperature: float = setting(
+    temperature: float = of_optimiser(
         0.05,
         "τ, the temperature by which cosines are divided",
         "above 0, at most 10",
-        lambda x: 0 < x <= 10,
-        group="optimiser",
         aliases=("temp",),
     )
-    pooling: str = setting(
+    pooling: str = of_optimiser(
         _MODEL,
         "how a text's tokens become its vector: as the model's file says, which is the last token "
         "of a causal model where it says nothing",
         *one_of((_MODEL, *POOLED)),
-        group="optimiser",
     )
 
     def pooling_of(self, config: ModelConfig) -> str:

@@ -27,7 +27,7 @@ from pyggml.lora.objectives.taught import TaughtFeed, TaughtObjective
 from pyggml.lora.rollouts.sampling import SampledAnswer
 from pyggml.lora.rollouts.windows import WeighedAnswer
 from pyggml.model import Model
-from pyggml.settings import setting
+from pyggml.settings import of_optimiser, of_sampling
 from pyggml.tokenizer import Tokenizer
 
 
@@ -41,29 +41,20 @@ class GKD(TaughtObjective, SampledObjective):
     tally: ClassVar[type[WrittenAnswers]] = WrittenAnswers
     takes_files: ClassVar[bool] = False
 
-    answers: int = setting(
-        1,
-        "answers that are sampled to each prompt",
-        "1 to 1024",
-        lambda n: 1 <= n <= 1024,
-        group="sampling",
-        aliases=("num-generations",),
+    answers: int = of_sampling(
+        1, "answers that are sampled to each prompt", "1 to 1024", aliases=("num-generations",)
     )
-    teacher_beta: float = setting(
+    teacher_beta: float = of_optimiser(
         0.5,
         "β: 0 takes the KL divergence from student to teacher, 1 that from teacher to student, a "
         "number between the generalised Jensen-Shannon divergence",
         "0 to 1",
-        lambda b: 0 <= b <= 1,
-        group="optimiser",
     )
-    own_answers: float = setting(
+    own_answers: float = of_sampling(
         1.0,
         "λ, the share of prompts whose answers the student writes; the others are learned with the "
         'answer of their row ("completion")',
         "0 to 1",
-        lambda x: 0 <= x <= 1,
-        group="sampling",
         aliases=("lmbda",),
     )
 

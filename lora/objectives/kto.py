@@ -13,9 +13,7 @@ from pyggml.errors import Fault
 from pyggml.lora.objectives.answers import AnswerLeaves, LabelObjective
 from pyggml.lora.objectives.objective import LossNet, Outputs
 from pyggml.ops import mul, scale, sigmoid, sub, sum_
-from pyggml.settings import setting
-
-_WEIGHT = ("0 to 1000", lambda x: 0 <= x <= 1000)
+from pyggml.settings import of_optimiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +25,8 @@ class KTO(LabelObjective):
     has_reference: ClassVar[bool] = True
     has_kl: ClassVar[bool] = True
 
-    desirable_weight: float = setting(
-        1.0, "weight of the desirable answers", *_WEIGHT, group="optimiser"
-    )
-    undesirable_weight: float = setting(
-        1.0, "weight of the undesirable answers", *_WEIGHT, group="optimiser"
-    )
+    desirable_weight: float = of_optimiser(1.0, "weight of the desirable answers", "0 to 1000")
+    undesirable_weight: float = of_optimiser(1.0, "weight of the undesirable answers", "0 to 1000")
 
     def _faults(self) -> list[Fault]:
         if self.desirable_weight == 0 == self.undesirable_weight:

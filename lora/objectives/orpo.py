@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pyggml.lora.objectives.answers import BETA, AnswerLeaves, PairObjective
+from pyggml.lora.objectives.answers import AnswerLeaves, PairObjective
 from pyggml.lora.objectives.objective import LossNet, Outputs
 from pyggml.ops import add, clamp, expm1, log, mul, neg, scale, softplus, sub, sum_
-from pyggml.settings import setting
+from pyggml.settings import of_optimiser
 
 _CERTAIN = -1e-7  # the highest mean log-probability whose odds are finite in float32
 
@@ -31,11 +31,10 @@ class ORPO(PairObjective):
     per_token: ClassVar[bool] = True
     learns_chosen: ClassVar[bool] = True
 
-    beta: float = setting(
+    beta: float = of_optimiser(
         0.1,
         "β (λ in the paper), the weight of the odds-ratio loss",
-        *BETA,
-        group="optimiser",
+        "above 0, at most 100",
         aliases=("beta",),
     )
 

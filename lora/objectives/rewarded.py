@@ -38,10 +38,9 @@ from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.ops import add, clamp, exp, expm1, mul, neg, scale, sub, sum_
 from pyggml.runtime import Program
-from pyggml.settings import one_of, setting
+from pyggml.settings import of_optimiser, of_sampling, one_of
 
 REWARD_FILES = "reward_files"  # of a run: the digests of the files of its functions
-_RANGE = ("above 0, below 1000", lambda x: 0 < x < 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,80 +114,63 @@ class RewardObjective(SampledObjective):
     scaled: ClassVar[bool] = True
     per_answer: ClassVar[bool] = False
 
-    reward: tuple[Any, ...] = setting(
+    reward: tuple[Any, ...] = of_optimiser(
         (),
         "function that rewards answers, a program of your own that runs as such: of several the "
         "weighted sum counts; may be given several times",
         "FILE.py:FUNCTION or FILE.py:FUNCTION:WEIGHT",
         lambda words: all(map(is_reward, words)),
-        group="optimiser",
         repeated=True,
     )
-    reward_seconds: float = setting(
+    reward_seconds: float = of_optimiser(
         10.0,
         "seconds that a reward of an answer may take (0: any)",
         "0 or more",
         lambda x: 0 <= x < 1e6,
-        group="optimiser",
     )
-    reward_faults: str = setting(
+    reward_faults: str = of_optimiser(
         "stop",
         "where a reward raises, is no finite number or takes too long: stop ends the run, skip "
         "leaves the answer out",
         *one_of(("stop", "skip")),
-        group="optimiser",
     )
-    temperature: float = setting(
+    temperature: float = of_sampling(
         1.0,
         "temperature at which answers are drawn and their probabilities compared",
         "above 0, at most 10",
-        lambda t: 0 < t <= 10,
-        group="sampling",
         aliases=("temp",),
     )
-    clip_low: float = setting(
+    clip_low: float = of_optimiser(
         0.2,
         "ε: ratios of probabilities count no further below 1",
         "above 0, at most 1",
-        lambda x: 0 < x <= 1,
-        group="optimiser",
         aliases=("epsilon",),
     )
-    clip_high: float = setting(
+    clip_high: float = of_optimiser(
         0.2,
         "ε': ratios of probabilities count no further above 1",
-        *_RANGE,
-        group="optimiser",
+        "above 0, below 1000",
         aliases=("epsilon-high",),
     )
-    kl_weight: float = setting(
+    kl_weight: float = of_optimiser(
         0.0,
         "β, the weight of the KL from the model as it was (0: none)",
         "0 or more",
         lambda x: 0 <= x < 1000,
-        group="optimiser",
     )
-    iterations: int = setting(
-        1,
-        "steps that train on the same answers",
-        "1 to 1024",
-        lambda n: 1 <= n <= 1024,
-        group="optimiser",
-        aliases=("num-iterations",),
+    iterations: int = of_optimiser(
+        1, "steps that train on the same answers", "1 to 1024", aliases=("num-iterations",)
     )
-    mask_cut: bool = setting(
+    mask_cut: bool = of_optimiser(
         False,
         "nothing is learned of answers that were cut at their most tokens",
-        group="optimiser",
         aliases=("mask-truncated-completions",),
     )
-    dynamic_sampling: int = setting(
+    dynamic_sampling: int = of_sampling(
         0,
         "how often another prompt takes the place of one whose answers all earn the same, of which "
         "nothing is learned",
         "0 to 100",
-        lambda n: 0 <= n <= 100,
-        group="sampling",
     )
 
     @property

@@ -32,7 +32,7 @@ from pyggml.lora.rollouts.sampling import GroupSampler, SampledAnswer, seeds_of
 from pyggml.lora.rollouts.windows import Samples, WeighedAnswer
 from pyggml.model import Model
 from pyggml.runtime import Arenas
-from pyggml.settings import setting
+from pyggml.settings import of_sampling
 
 Place = tuple[int, ...]  # of a group: the step, its number there, and how often others were tried
 _VALIDATION = 1 << 32  # in the place of a step: answers of a validation have seeds of their own
@@ -79,22 +79,15 @@ class SampledObjective(Objective):
     rows: ClassVar[str] = "prompts"
     defaults: ClassVar[dict[str, Any]] = {"lr": 2e-5, "epochs": 1, "warmup_steps": 10}
 
-    answers: int = setting(
+    answers: int = of_sampling(
         8,
         "answers that are sampled to each prompt: the group within which they are compared",
         "1 to 1024",
-        lambda n: 1 <= n <= 1024,
-        group="sampling",
         aliases=("num-generations",),
         brief="answers sampled to each prompt",
     )
-    answer_tokens: int = setting(
-        128,
-        "most tokens of a sampled answer",
-        "1 to 65536",
-        lambda n: 1 <= n <= 1 << 16,
-        group="sampling",
-        aliases=("max-completion-length",),
+    answer_tokens: int = of_sampling(
+        128, "most tokens of a sampled answer", "1 to 65536", aliases=("max-completion-length",)
     )
 
     @property

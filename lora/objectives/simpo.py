@@ -6,10 +6,10 @@ loss = −ln σ(β·(a_chosen − a_rejected) − γ), a the mean log-probabilit
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyggml.lora.objectives.answers import BETA, AnswerLeaves, PairObjective
+from pyggml.lora.objectives.answers import AnswerLeaves, PairObjective
 from pyggml.lora.objectives.objective import LossNet, Outputs
 from pyggml.ops import scale, softplus, sub
-from pyggml.settings import setting
+from pyggml.settings import of_optimiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,19 +20,13 @@ class SimPO(PairObjective):
     purpose: ClassVar[str] = "learns to prefer it by a margin, per token and without a reference"
     per_token: ClassVar[bool] = True
 
-    beta: float = setting(
-        2.0,
-        "β, the scale of the mean log-probabilities",
-        *BETA,
-        group="optimiser",
-        aliases=("beta",),
+    beta: float = of_optimiser(
+        2.0, "β, the scale of the mean log-probabilities", "above 0, at most 100", aliases=("beta",)
     )
-    gamma: float = setting(
+    gamma: float = of_optimiser(
         1.0,
         "γ, the margin by which the reward of the chosen answer is to be higher",
         "0 to 100",
-        lambda x: 0 <= x <= 100,
-        group="optimiser",
         aliases=("simpo-gamma",),
     )
 

@@ -33,7 +33,7 @@ from pyggml.lora.teacher.file import TYPE
 from pyggml.model import Model
 from pyggml.ops import add, scale
 from pyggml.runtime import Program
-from pyggml.settings import setting
+from pyggml.settings import of_optimiser
 from pyggml.tokenizer.same_tokens import check_same_tokens
 
 
@@ -90,26 +90,20 @@ class TaughtObjective(Objective):
 
     takes_files: ClassVar[bool] = True
 
-    teacher: str = setting(
+    teacher: str = of_optimiser(
         "",
         "the teacher: a GGUF model with the student's vocabulary, which reads the text as training "
         "goes, or what `pyggml teach` wrote",
-        group="optimiser",
     )
-    teacher_top_k: int = setting(
+    teacher_top_k: int = of_optimiser(
         64,
         "the likeliest tokens of which a model's probabilities are learned, all others count as "
         "one; a file has its own number",
         "1 to 65,536",
         lambda k: 1 <= k <= 1 << 16,
-        group="optimiser",
     )
-    teacher_temperature: float = setting(
-        1.0,
-        "τ, which divides the logits of teacher and student",
-        "0.1 to 100",
-        lambda t: 0.1 <= t <= 100,
-        group="optimiser",
+    teacher_temperature: float = of_optimiser(
+        1.0, "τ, which divides the logits of teacher and student", "0.1 to 100"
     )
 
     @property

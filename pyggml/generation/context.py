@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pyggml.errors import Fault
 from pyggml.generation.memory import CACHE_TYPES, CacheType
-from pyggml.settings import Settings, at_least, one_of, setting
+from pyggml.settings import Settings, of_memory, one_of
 
 _WANTED, _IS_TYPE = one_of(CACHE_TYPES)
 _OF_ONE = _WANTED, lambda name: name is None or _IS_TYPE(name)
@@ -17,23 +17,21 @@ class Context(Settings):
     Raises ConfigError with every setting that is out of range.
     """
 
-    cache_type: str = setting(
+    cache_type: str = of_memory(
         "f16",
         "type of the KV cache; q8_0 takes about half the memory, q4_0 about a quarter",
         *one_of(CACHE_TYPES),
-        group="memory",
         common=True,
     )
-    cache_type_k: str | None = setting(None, "type of the keys alone", *_OF_ONE, group="memory")
-    cache_type_v: str | None = setting(None, "type of the values alone", *_OF_ONE, group="memory")
-    context_shift: bool = setting(
+    cache_type_k: str | None = of_memory(None, "type of the keys alone", *_OF_ONE)
+    cache_type_v: str | None = of_memory(None, "type of the values alone", *_OF_ONE)
+    context_shift: bool = of_memory(
         False,
         "context shift: a full context drops half of its tokens and goes on",
-        group="memory",
         common=True,
         brief="drop half of a full context and go on",
     )
-    keep: int = setting(0, "first tokens that a context shift keeps", *at_least(0), group="memory")
+    keep: int = of_memory(0, "first tokens that a context shift keeps", "0 or more")
 
     def _faults(self) -> list[Fault]:
         usual = type(self).__dataclass_fields__["cache_type"].default

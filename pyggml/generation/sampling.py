@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pyggml.errors import Fault
-from pyggml.settings import Settings, at_least, setting
+from pyggml.settings import Settings, of_sampling
 
 MOST_STOPS, MOST_STOP = 16, 256  # stop strings, and characters of one
 MOST_LOGPROBS = 100
@@ -34,8 +34,6 @@ FORMS = ("json_schema", "regex", "grammar")  # settings that hold an answer to a
 ALIKE = 3  # tokens of a pass at most, of which the CPU gives each one the bits that it has alone
 _MOST_FORM = 1 << 16  # characters
 _MOST_BIAS = 10_000
-_SHARE = ("0 to 1", lambda p: 0 <= p <= 1)
-_PENALTY = ("-100 to 100", lambda x: -100 <= x <= 100)
 
 
 def _biases_fit(value: object) -> bool:
@@ -66,128 +64,101 @@ class Sampling(Settings):
     Raises ConfigError with every setting that is out of range.
     """
 
-    temperature: float = setting(
+    temperature: float = of_sampling(
         0.8,
         "temperature; 0 takes the likeliest token (greedy)",
         "0 to 100",
-        lambda t: 0 <= t <= 100,
-        group="sampling",
         aliases=("temperature",),
         common=True,
     )
-    top_k: int = setting(
-        40,
-        "sample from the k likeliest tokens (0: all)",
-        *at_least(0),
-        group="sampling",
-        common=True,
+    top_k: int = of_sampling(
+        40, "sample from the k likeliest tokens (0: all)", "0 or more", common=True
     )
-    top_p: float = setting(
+    top_p: float = of_sampling(
         0.95,
         "sample from the likeliest tokens whose probabilities add up to this (1: all)",
-        *_SHARE,
-        group="sampling",
+        "0 to 1",
         common=True,
         brief="likeliest tokens up to this probability",
     )
-    min_p: float = setting(
+    min_p: float = of_sampling(
         0.05,
         "sample from tokens with at least this share of the likeliest one's probability (0: all)",
-        *_SHARE,
-        group="sampling",
+        "0 to 1",
         common=True,
         brief="least probability, against the likeliest",
     )
-    repeat_penalty: float = setting(
+    repeat_penalty: float = of_sampling(
         1.0,
         "penalty on recent tokens: divides their logits (1: off)",
         "0.01 to 100",
-        lambda r: 0.01 <= r <= 100,
-        group="sampling",
         common=True,
         brief="penalty on recent tokens",
     )
-    repeat_last_n: int = setting(
+    repeat_last_n: int = of_sampling(
         64,
         "tokens that count as recent for the penalties, prompt included (-1: all, 0: none)",
-        *at_least(-1),
-        group="sampling",
+        "-1 or more",
     )
-    frequency_penalty: float = setting(
-        0.0, "lowers a logit for every time its token is recent", *_PENALTY, group="sampling"
+    frequency_penalty: float = of_sampling(
+        0.0, "lowers a logit for every time its token is recent", "-100 to 100"
     )
-    presence_penalty: float = setting(
-        0.0, "lowers the logits of recent tokens", *_PENALTY, group="sampling"
-    )
-    logit_bias: Mapping[str | int, float] | None = setting(
+    presence_penalty: float = of_sampling(0.0, "lowers the logits of recent tokens", "-100 to 100")
+    logit_bias: Mapping[str | int, float] | None = of_sampling(
         None,
         "added to the logit of a token, which is an id, or a text of which each token gets it; "
         "-inf forbids it; may be given several times",
         f"TOKEN=NUMBER, -{_MOST_BIAS} to {_MOST_BIAS} or -inf",
         _biases_fit,
-        group="sampling",
         repeated=True,
     )
-    seed: int = setting(
+    seed: int = of_sampling(
         -1,
         "seed of the sampling: the same one gives the same text (-1: another each time)",
         "-1 to 2^64 - 1",
         lambda seed: -1 <= seed < 1 << 64,
-        group="sampling",
         common=True,
         brief="the same seed gives the same text",
     )
-    stop: tuple[str, ...] = setting(
+    stop: tuple[str, ...] = of_sampling(
         (),
         "stop string: the text ends before it; may be given several times",
         f"at most {MOST_STOPS} texts of 1 to {MOST_STOP} characters",
         _stops_fit,
-        group="sampling",
         common=True,
         repeated=True,
     )
-    json_schema: str | None = setting(
-        None,
-        "JSON schema that the answer follows; {} is any JSON",
-        *_FORM,
-        group="sampling",
-        aliases=("j",),
-        like="",
+    json_schema: str | None = of_sampling(
+        None, "JSON schema that the answer follows; {} is any JSON", *_FORM, aliases=("j",), like=""
     )
-    regex: str | None = setting(
-        None, "regular expression that the answer follows", *_FORM, group="sampling", like=""
+    regex: str | None = of_sampling(
+        None, "regular expression that the answer follows", *_FORM, like=""
     )
-    grammar: str | None = setting(
+    grammar: str | None = of_sampling(
         None,
         "grammar that the answer follows, in llama.cpp's GBNF or in Lark's form",
         *_FORM,
-        group="sampling",
         like="",
     )
-    ngram: bool | None = setting(
+    ngram: bool | None = of_sampling(
         None,
         "look the last tokens up in the text so far, guess that what followed them follows again, "
         "and check several guesses in one pass where that is faster; the text stays the same. "
         "Without the option only where that leaves every bit: of one answer alone, on the CPU, "
         "without a form",
-        group="sampling",
         brief="faster where text repeats itself; the same text",
         like=False,
     )
-    draft_max: int = setting(
+    draft_max: int = of_sampling(
         ALIKE - 1,
         "most tokens guessed at once, by --ngram or a draft model (0: none); passes of more than "
         f"{ALIKE} tokens round otherwise",
         "0 to 64",
-        lambda n: 0 <= n <= 64,
-        group="sampling",
     )
-    logprobs: int | None = setting(
+    logprobs: int | None = of_sampling(
         None,
         "print each token's log-probability, and those of the N likeliest",
         f"0 to {MOST_LOGPROBS}",
-        lambda n: n is None or (type(n) is int and 0 <= n <= MOST_LOGPROBS),
-        group="sampling",
     )
 
     def _faults(self) -> list[Fault]:

@@ -7,6 +7,7 @@ import pytest
 
 from pyggml.errors import ConfigError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
+from pyggml.settings import numbers_in
 
 WRONG = [
     (LoraConfig, "rank", 0),
@@ -96,3 +97,24 @@ def test_limits_are_where_they_are_said_to_be():
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             make(**wrong)
+
+
+@pytest.mark.parametrize(
+    "words, within, outside",
+    [
+        ("", [None, "a"], []),
+        ("1 or more", [1, 9e99], [0, float("inf"), float("nan")]),
+        ("above 0", [1e-9], [0, float("inf")]),
+        ("-1 to 0.5", [-1, 0.5], [-1.1, 0.6, float("nan")]),
+        ("above 0, at most 10", [1e-9, 10], [0, 10.1]),
+        ("above 0, below 1e3", [999], [0, 1000]),
+    ],
+)
+def test_a_range_follows_from_its_words(words, within, outside):
+    fits = numbers_in(words)
+    assert all(map(fits, within)) and not any(map(fits, outside))
+
+
+def test_words_that_are_no_range_are_refused():
+    with pytest.raises(ValueError, match="no range of numbers"):
+        numbers_in("a few")

@@ -3,63 +3,48 @@
 from dataclasses import dataclass
 
 from pyggml.errors import Fault
-from pyggml.settings import Settings, at_least, setting
-
-_GROUP = "server"
+from pyggml.settings import Settings, of_server
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Settings):
     """Raises ConfigError with every setting that is out of range."""
 
-    parallel: int = setting(
-        8, "answers written at once", "1 to 64", lambda n: 1 <= n <= 64, group=_GROUP, common=True
-    )
-    ctx: int = setting(
+    parallel: int = of_server(8, "answers written at once", "1 to 64", common=True)
+    ctx: int = of_server(
         0,
         "most tokens of a prompt and its answer (0: the model's context, at most 4096)",
-        *at_least(0),
-        group=_GROUP,
+        "0 or more",
         common=True,
     )
-    deterministic: bool = setting(
+    deterministic: bool = of_server(
         False,
         "the same seed, prompt and settings give the same text, whoever else is served and "
         "whatever was asked before: each answer has passes of its own, so several together take "
         "longer",
-        group=_GROUP,
         brief="the same text whoever else is served; slower for many",
     )
-    max_prompt: int = setting(
-        0, "most tokens of a prompt (0: what the context holds)", *at_least(0), group=_GROUP
+    max_prompt: int = of_server(
+        0, "most tokens of a prompt (0: what the context holds)", "0 or more"
     )
-    max_tokens: int = setting(
-        0, "most tokens of an answer (0: what the context holds)", *at_least(0), group=_GROUP
+    max_tokens: int = of_server(
+        0, "most tokens of an answer (0: what the context holds)", "0 or more"
     )
-    queue: int = setting(
-        64, "answers that may wait for their turn; more are refused", *at_least(0), group=_GROUP
+    queue: int = of_server(
+        64, "answers that may wait for their turn; more are refused", "0 or more"
     )
-    timeout: float = setting(
-        600.0,
-        "seconds after which an answer is cut off",
-        "above 0",
-        lambda s: 0 < s < 1e6,
-        group=_GROUP,
+    timeout: float = of_server(
+        600.0, "seconds after which an answer is cut off", "above 0", lambda s: 0 < s < 1e6
     )
-    max_body: int = setting(
-        1 << 22, "most bytes of a request", "1024 or more", lambda n: n >= 1024, group=_GROUP
-    )
+    max_body: int = of_server(1 << 22, "most bytes of a request", "1024 or more")
 
-    max_bodies: int = setting(
+    max_bodies: int = of_server(
         1 << 26,
         "most bytes of all requests together that are not read yet; more are refused",
-        *at_least(1024),
-        group=_GROUP,
+        "1024 or more",
     )
-    share_prompts: bool = setting(
-        False,
-        "let every key have its prompts' beginnings from those of other keys in the cache",
-        group=_GROUP,
+    share_prompts: bool = of_server(
+        False, "let every key have its prompts' beginnings from those of other keys in the cache"
     )
 
     def _faults(self) -> list[Fault]:
