@@ -8,10 +8,15 @@ import click
 
 import pyggml.threads
 from pyggml import lab, load
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import SETTINGS, Names, in_group, model_option, threads_option
-from pyggml.cli.terminal.places import OutputPath
+from pyggml.cli.terminal.options import (
+    Names,
+    in_group,
+    model_option,
+    output_option,
+    threads_option,
+)
 from pyggml.cli.terminal.show import row, size
 from pyggml.errors import ConfigError
 from pyggml.lora import combine
@@ -20,15 +25,11 @@ from pyggml.models import LoraPairs
 _PLACE = re.compile(r"([0-9]{1,5})\.([0-9]{1,6})")
 
 
-@click.command(
+@grouped_command(
     "ablate",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml ablate -m model.gguf --heads 6.4 -o no-head.gguf",
-        "pyggml ablate -m model.gguf --heads 6.4,7.0 --neurons 3.117 -o less.gguf",
-        'pyggml generate -m model.gguf --lora no-head.gguf -p "..."',
-    ],
+    "pyggml ablate -m model.gguf --heads 6.4 -o no-head.gguf",
+    "pyggml ablate -m model.gguf --heads 6.4,7.0 --neurons 3.117 -o less.gguf",
+    'pyggml generate -m model.gguf --lora no-head.gguf -p "..."',
 )
 @model_option
 @click.option(
@@ -45,13 +46,7 @@ _PLACE = re.compile(r"([0-9]{1,5})\.([0-9]{1,6})")
     **in_group("output"),
     help="neurons of feed-forward parts to take away: block and neuron, as 3.117",
 )
-@click.option(
-    *("-o", "--output"),
-    type=OutputPath(ADAPTER),
-    required=True,
-    **in_group("output"),
-    help="adapter to write",
-)
+@output_option(ADAPTER, "adapter to write")
 @threads_option
 def command(
     model: Path,

@@ -10,19 +10,18 @@ import pyggml.threads
 from pyggml import gguf, load
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import end_if_signalled
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import (
     ADAPTERS,
-    SETTINGS,
     adapter_word,
     given_settings,
     in_group,
     model_option,
+    output_option,
     settings_options,
     threads_option,
 )
-from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.progress import ChangingLine
 from pyggml.cli.terminal.show import percent, say, size
 from pyggml.lora import Combination, combine
@@ -41,27 +40,16 @@ class TensorLine:
         self._line.show(f"{done} of {n} tensors" if done < n else "")
 
 
-@click.command(
+@grouped_command(
     "combine",
-    cls=GroupedCommand,
+    "pyggml combine -m m.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
+    "pyggml combine -m m.gguf --lora a.gguf --lora b.gguf -o both.gguf --method ties",
+    "pyggml combine -m m.gguf --lora large.gguf -o small.gguf --error 0.1",
     params=[*settings_options(Combination, {})],
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml combine -m m.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
-        "pyggml combine -m m.gguf --lora a.gguf --lora b.gguf -o both.gguf --method ties",
-        "pyggml combine -m m.gguf --lora large.gguf -o small.gguf --error 0.1",
-    ],
 )
 @model_option
 @click.option("--lora", **_LORA, **in_group("model"), help="adapter, and its weight; several")
-@click.option(
-    "-o",
-    "--output",
-    type=OutputPath(ADAPTER),
-    required=True,
-    **in_group("output"),
-    help="adapter to write",
-)
+@output_option(ADAPTER, "adapter to write")
 @threads_option
 def command(
     model: Path,

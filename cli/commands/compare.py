@@ -11,10 +11,10 @@ import numpy as np
 
 import pyggml.threads
 from pyggml import Model, lab, load
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import SETTINGS, Adapter, AdapterFile, in_group, threads_option
+from pyggml.cli.terminal.options import Adapter, AdapterFile, in_group, threads_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import note, percent, printable, say
 from pyggml.errors import ConfigError, DataError
@@ -24,29 +24,23 @@ from pyggml.lora.data.formats.source import blocks
 _MOST = 512  # tokens of the text, by default
 
 
-@click.command(
+@grouped_command(
     "compare",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml compare model.gguf adapter.gguf",
-        "pyggml compare model.gguf adapter.gguf:0.5 -f text.txt",
-        "pyggml compare model-Q8_0.gguf model-Q4_K_M.gguf -f text.txt --json",
-    ],
+    "pyggml compare model.gguf adapter.gguf",
+    "pyggml compare model.gguf adapter.gguf:0.5 -f text.txt",
+    "pyggml compare model-Q8_0.gguf model-Q4_K_M.gguf -f text.txt --json",
 )
 @click.argument("base", type=MODEL, metavar="MODEL")
 @click.argument("other", type=AdapterFile(), metavar="ADAPTER[:WEIGHT]|MODEL")
 @click.option(
     *("-f", "--file", "text"),
     type=PATH,
-    metavar="FILE",
     **in_group("data"),
     help="UTF-8 text that both read: how activations, heads and predictions differ",
 )
 @click.option(
     "--ctx",
     type=click.IntRange(min=2),
-    metavar="N",
     **in_group("data"),
     help=f"most tokens of the text that are read (default: the context, at most {_MOST})",
 )

@@ -9,10 +9,15 @@ import numpy as np
 
 from pyggml import Model
 from pyggml.chat.messages import BadValue, checked_text
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import CONTROL_VECTOR
-from pyggml.cli.terminal.options import SETTINGS, ModelSource, in_group, model_options
-from pyggml.cli.terminal.places import PATH, OutputPath
+from pyggml.cli.terminal.options import (
+    ModelSource,
+    in_group,
+    model_options,
+    output_option,
+)
+from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import plural, row, say_progress, size, unescape
 from pyggml.errors import ConfigError, DataError
 from pyggml.look.control import AFTER_FIRST, ControlVector, control_vector
@@ -29,51 +34,36 @@ _ABOUT = {
 }
 
 
-@click.command(
+@grouped_command(
     "control-vector",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml control-vector -m model.gguf -f pairs.jsonl -o happy.gguf",
-        "pyggml control-vector -m m.gguf --positive-file a --negative-file b -o v.gguf",
-        'pyggml generate -m model.gguf --control-vector happy.gguf:1.5 -p "Today"',
-    ],
+    "pyggml control-vector -m model.gguf -f pairs.jsonl -o happy.gguf",
+    "pyggml control-vector -m m.gguf --positive-file a --negative-file b -o v.gguf",
+    'pyggml generate -m model.gguf --control-vector happy.gguf:1.5 -p "Today"',
 )
 @model_options
 @click.option(
     *("-f", "--file", "pairs"),
     type=PATH,
-    metavar="FILE",
     **in_group("data"),
     help='JSON Lines of pairs: {"positive": TEXT, "negative": TEXT}',
 )
 @click.option(
     "--positive-file",
     type=PATH,
-    metavar="FILE",
     **in_group("data"),
     help="texts to lead towards, one a line; \\n in it is a new line",
 )
 @click.option(
     "--negative-file",
     type=PATH,
-    metavar="FILE",
     **in_group("data"),
     help="texts to lead away from; with --method pca line by line the others of pairs",
 )
-@click.option(
-    *("-o", "--output"),
-    type=OutputPath(CONTROL_VECTOR),
-    required=True,
-    **in_group("output"),
-    help="control vector to write",
-)
+@output_option(CONTROL_VECTOR, "control vector to write")
 @click.option(
     "--method",
     type=click.Choice(["mean", "pca"]),
     default="mean",
-    show_default=True,
-    metavar="WORD",
     **in_group("output", brief="mean or pca"),
     help="mean: the mean of one kind less that of the other; pca: the direction in which pairs "
     "differ most",
@@ -82,8 +72,6 @@ _ABOUT = {
     "--positions",
     type=click.Choice([*_POSITIONS]),
     default="rest",
-    show_default=True,
-    metavar="WORD",
     **in_group("output", brief="whose activations count: rest, all, last"),
     help="whose activations count: the rest of a text after its first position, all, or the last",
 )

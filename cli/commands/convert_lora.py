@@ -6,24 +6,20 @@ import click
 
 from pyggml import gguf, load
 from pyggml.chat.source import carries_template
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import SETTINGS, in_group, model_option
+from pyggml.cli.terminal.options import in_group, model_option
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import plural, say, size
 from pyggml.lora.peft import from_peft, to_peft
 from pyggml.models.stack import LABELS, POOLING
 
 
-@click.command(
+@grouped_command(
     "convert-lora",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml convert-lora -m model.gguf peft-folder adapter.gguf",
-        "pyggml convert-lora -m model.gguf adapter.gguf peft-folder",
-        "pyggml convert-lora -m model.gguf adapter.gguf peft --base-name Qwen/Qwen3-0.6B",
-    ],
+    "pyggml convert-lora -m model.gguf peft-folder adapter.gguf",
+    "pyggml convert-lora -m model.gguf adapter.gguf peft-folder",
+    "pyggml convert-lora -m model.gguf adapter.gguf peft --base-name Qwen/Qwen3-0.6B",
 )
 @click.argument("source", metavar="FROM", type=PATH)
 @click.argument("target", metavar="TO", type=OutputPath(ADAPTER, may_be_folder=True))

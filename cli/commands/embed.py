@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import EMBEDDINGS
 from pyggml.cli.terminal.options import (
-    SETTINGS,
     ModelSource,
     in_group,
     model_options,
@@ -25,15 +24,11 @@ _MOST_BYTES = 1 << 30  # of a file of texts
 _FORMATS = (".npy", ".jsonl", ".txt")
 
 
-@click.command(
+@grouped_command(
     "embed",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        'pyggml embed -m model.gguf -p "a cat" -p "a kitten" --cosine',
-        "pyggml embed -m model.gguf -f texts.txt -o vectors.npy",
-        'pyggml embed -m reranker.gguf --rerank "what is a cat?" -f documents.txt',
-    ],
+    'pyggml embed -m model.gguf -p "a cat" -p "a kitten" --cosine',
+    "pyggml embed -m model.gguf -f texts.txt -o vectors.npy",
+    'pyggml embed -m reranker.gguf --rerank "what is a cat?" -f documents.txt',
 )
 @model_options
 @click.option("-p", "--prompt", multiple=True, **in_group("text"), help="a text; again for another")

@@ -8,11 +8,16 @@ import numpy as np
 import pyggml.threads
 from pyggml import load
 from pyggml.cli.commands.combine import TensorLine, ranks_of
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import model_file
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import SETTINGS, in_group, model_option, threads_option
-from pyggml.cli.terminal.places import PATH, OutputPath
+from pyggml.cli.terminal.options import (
+    in_group,
+    model_option,
+    output_option,
+    threads_option,
+)
+from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import percent, row, size
 from pyggml.errors import first_names
 from pyggml.lora import Combination, extract
@@ -20,15 +25,11 @@ from pyggml.lora import Combination, extract
 _RANK = 16
 
 
-@click.command(
+@grouped_command(
     "extract",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf",
-        "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf --rank 64",
-        "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf --error 0.1",
-    ],
+    "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf",
+    "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf --rank 64",
+    "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf --error 0.1",
 )
 @model_option
 @click.option(
@@ -38,13 +39,7 @@ _RANK = 16
     **in_group("model"),
     help="model that the adapter shall make of --model: trained in full, merged, or another type",
 )
-@click.option(
-    *("-o", "--output"),
-    type=OutputPath(ADAPTER),
-    required=True,
-    **in_group("output"),
-    help="adapter to write",
-)
+@output_option(ADAPTER, "adapter to write")
 @click.option(
     "--rank",
     type=click.IntRange(min=1),

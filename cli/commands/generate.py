@@ -31,9 +31,8 @@ from pyggml.cli.terminal.generation import (
     sampling_options,
     say_piece,
 )
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.options import (
-    SETTINGS,
     ModelSource,
     draft_option,
     given_settings,
@@ -59,17 +58,13 @@ class _Prompt:
     shown: str
 
 
-@click.command(
+@grouped_command(
     "generate",
-    cls=GroupedCommand,
+    'pyggml generate -m model.gguf -p "Once upon a time"',
+    'pyggml generate -m model.gguf --lora adapter.gguf -p "..." -n 256 --temp 0',
+    "pyggml generate -m model.gguf --messages chats.jsonl --json",
     params=[*settings_options(Context, {}), *sampling_options(), columns_option()],
-    context_settings=SETTINGS,
     quiet="speed",
-    examples=[
-        'pyggml generate -m model.gguf -p "Once upon a time"',
-        'pyggml generate -m model.gguf --lora adapter.gguf -p "..." -n 256 --temp 0',
-        "pyggml generate -m model.gguf --messages chats.jsonl --json",
-    ],
 )
 @model_options
 @draft_option

@@ -23,7 +23,6 @@ from pyggml.cli.commands.finetune.job import ADAPTERS, FULL, OBJECTIVE_FLAGS, SC
 from pyggml.cli.commands.finetune.record import ReportTable
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group
 from pyggml.cli.terminal.hub import model_file
-from pyggml.cli.terminal.options import SETTINGS
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import row, say
 from pyggml.errors import ConfigError
@@ -262,7 +261,6 @@ _FROM = GroupedOption(
 )
 command = GroupedCommand(
     "heal",
-    context_settings=SETTINGS,
     callback=_heal,
     help="Give a quantised model back what quantising took, and measure it: by an adapter, or by "
     "--train scales or full in the model's own blocks.\n\n"

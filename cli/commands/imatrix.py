@@ -9,16 +9,15 @@ import click
 
 from pyggml import Model
 from pyggml.cli.terminal.data_files import data_option
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import IMPORTANCE
 from pyggml.cli.terminal.options import (
-    SETTINGS,
     ModelSource,
     given_settings,
     in_group,
     model_options,
+    output_option,
 )
-from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, size
 from pyggml.cli.terminal.texts import read_texts, text_options
@@ -29,31 +28,19 @@ from pyggml.lora.data import Dataset, Encoding, Row, encode_rows, pack
 from pyggml.lora.evaluate.importance import Collector
 
 
-@click.command(
+@grouped_command(
     "imatrix",
-    cls=GroupedCommand,
+    "pyggml imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf",
+    "pyggml imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf --chunks 100",
+    "pyggml quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M --imatrix imatrix.gguf",
     params=text_options("long"),
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf",
-        "pyggml imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf --chunks 100",
-        "pyggml quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M --imatrix imatrix.gguf",
-    ],
 )
 @model_options
 @data_option("-f", "--file", "files", about="calibration data: UTF-8 text, or rows as for finetune")
-@click.option(
-    "-o",
-    "--output",
-    type=OutputPath(IMPORTANCE),
-    required=True,
-    **in_group("output"),
-    help="GGUF file to write",
-)
+@output_option(IMPORTANCE, "GGUF file to write")
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
-    metavar="N",
     **in_group("data"),
     help="most chunks to read (default: all)",
 )

@@ -8,18 +8,17 @@ import click
 import pyggml.threads
 from pyggml import gguf, load
 from pyggml.cli.terminal.chat_templates import choose_template
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import MODEL_FILE
 from pyggml.cli.terminal.options import (
     ADAPTERS,
-    SETTINGS,
     Adapter,
     adapter_word,
     in_group,
     model_option,
+    output_option,
     threads_option,
 )
-from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
     TENSORS,
@@ -44,15 +43,11 @@ def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | 
     return None if value.lower() == _KEEP else check_file_type(value.upper())
 
 
-@click.command(
+@grouped_command(
     "merge",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf",
-        "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf --type Q4_K_M",
-        "pyggml merge -m model.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
-    ],
+    "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf",
+    "pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf --type Q4_K_M",
+    "pyggml merge -m model.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
 )
 @model_option
 @click.option(
@@ -62,20 +57,12 @@ def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | 
     help="adapter to merge; of several the updates add up; none: the model's numbers are written "
     "as they are, in the types asked for",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=OutputPath(MODEL_FILE),
-    required=True,
-    **in_group("output"),
-    help="GGUF model to write",
-)
+@output_option(MODEL_FILE, "GGUF model to write")
 @click.option(
     "--type",
     "file_type",
     metavar="TYPE",
     default=_KEEP,
-    show_default=True,
     callback=_file_type,
     **in_group("output"),
     help="file type of the output; keep: every tensor keeps its own type",
@@ -84,8 +71,6 @@ def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | 
     "--rounding",
     type=click.Choice(ROUNDINGS),
     default=ROUNDINGS[0],
-    show_default=True,
-    metavar="WORD",
     **in_group("output"),
     help="update: so that the updates are kept where they are smaller than the steps of a type; "
     "nearest: as llama.cpp packs the sums, byte for byte",

@@ -7,12 +7,12 @@ import click
 import numpy as np
 
 from pyggml import gguf
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import MODEL_FILE
-from pyggml.cli.terminal.options import SETTINGS, Size, in_group
+from pyggml.cli.terminal.options import Size, in_group, output_option
 from pyggml.cli.terminal.paths import check_space
-from pyggml.cli.terminal.places import PATH, OutputPath
+from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import row, say, size
 from pyggml.errors import ConfigError, DataError
 from pyggml.files import read_bytes
@@ -27,28 +27,22 @@ _ARCHITECTURE = "general.architecture"
 _MOST_BYTES = 1 << 20  # of a file of hyperparameters
 
 
-@click.command(
+@grouped_command(
     "new",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml new --vocab tok.gguf --params 10M -o base.gguf",
-        "pyggml new --arch qwen3 --vocab model.gguf --params 50M -c 2048 -o base.gguf",
-        "pyggml new --vocab tok.gguf --keys keys.json -o base.gguf",
-    ],
+    "pyggml new --vocab tok.gguf --params 10M -o base.gguf",
+    "pyggml new --arch qwen3 --vocab model.gguf --params 50M -c 2048 -o base.gguf",
+    "pyggml new --vocab tok.gguf --keys keys.json -o base.gguf",
 )
 @click.option(
     "--vocab",
     type=MODEL,
     required=True,
-    metavar="FILE",
     **in_group("model"),
     help="GGUF file whose vocabulary it has, of `pyggml tokenizer` or of a model",
 )
 @click.option(
     "--arch",
     default="llama",
-    show_default=True,
     metavar="NAME",
     **in_group("model"),
     help="architecture, by llama.cpp's name",
@@ -57,7 +51,6 @@ _MOST_BYTES = 1 << 20  # of a file of hyperparameters
     "--params",
     type=Size("10M or 1.5M"),
     default="10M",
-    show_default=True,
     metavar="N",
     **in_group("model"),
     help="about so many parameters: 10M, 1.5M",
@@ -66,15 +59,12 @@ _MOST_BYTES = 1 << 20  # of a file of hyperparameters
     *("-c", "--ctx"),
     type=click.IntRange(1, 1 << 24),
     default=1024,
-    show_default=True,
-    metavar="N",
     **in_group("model"),
     help="tokens of its context",
 )
 @click.option(
     "--keys",
     type=PATH,
-    metavar="FILE",
     **in_group("model"),
     help='JSON object of hyperparameters by GGUF\'s keys, {"llama.block_count": 4, …}; they '
     "stand, the others follow from --params",
@@ -91,21 +81,12 @@ _MOST_BYTES = 1 << 20  # of a file of hyperparameters
     "type_name",
     type=click.Choice(["F32", "F16", "BF16"], case_sensitive=False),
     default="F32",
-    show_default=True,
     metavar="TYPE",
     **in_group("output"),
     help="of matrices; vectors are F32",
 )
-@click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N", **in_group("output"), help="seed"
-)
-@click.option(
-    *("-o", "--output"),
-    type=OutputPath(MODEL_FILE),
-    required=True,
-    **in_group("output"),
-    help="GGUF file to write",
-)
+@click.option("--seed", type=int, default=0, metavar="N", **in_group("output"), help="seed")
+@output_option(MODEL_FILE, "GGUF file to write")
 def command(
     vocab: Path,
     arch: str,

@@ -5,12 +5,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import click
-
 from pyggml import Model
 from pyggml.cli.terminal.data_files import data_option
-from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import SETTINGS, ModelSource, given_settings, model_options
+from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.options import ModelSource, given_settings, model_options
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import note, plural, progress_lines, say, say_progress
 from pyggml.cli.terminal.texts import read_texts, text_options
@@ -21,16 +19,12 @@ from pyggml.lora.data import Dataset, Row
 from pyggml.lora.evaluate.rows import windows
 
 
-@click.command(
+@grouped_command(
     "perplexity",
-    cls=GroupedCommand,
+    "pyggml perplexity -m model.gguf -f wiki.test.raw",
+    "pyggml perplexity -m model.gguf --lora adapter.gguf -f text.txt --ctx 2048",
+    "pyggml perplexity -m model.gguf -f chats.jsonl",
     params=text_options(),
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml perplexity -m model.gguf -f wiki.test.raw",
-        "pyggml perplexity -m model.gguf --lora adapter.gguf -f text.txt --ctx 2048",
-        "pyggml perplexity -m model.gguf -f chats.jsonl",
-    ],
 )
 @model_options
 @data_option("-f", "--file", "files", about="UTF-8 text, or rows as for finetune")

@@ -7,10 +7,10 @@ import click
 
 import pyggml.threads
 from pyggml import gguf
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import MODEL_FILE
-from pyggml.cli.terminal.options import SETTINGS, in_group, threads_option
+from pyggml.cli.terminal.options import in_group, threads_option
 from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
@@ -25,15 +25,11 @@ from pyggml.requantize import FILE_TYPES, check_file_type, rewrite
 from pyggml.requantize.imatrix import read_imatrix
 
 
-@click.command(
+@grouped_command(
     "quantize",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M",
-        "pyggml quantize model-F16.gguf model-IQ2_S.gguf IQ2_S --imatrix imatrix.gguf",
-        "pyggml quantize model-Q8_0.gguf model-Q4_0.gguf Q4_0 --allow-requantize",
-    ],
+    "pyggml quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M",
+    "pyggml quantize model-F16.gguf model-IQ2_S.gguf IQ2_S --imatrix imatrix.gguf",
+    "pyggml quantize model-Q8_0.gguf model-Q4_0.gguf Q4_0 --allow-requantize",
 )
 @click.argument("source", metavar="IN.gguf", type=MODEL)
 @click.argument("target", metavar="OUT.gguf", type=OutputPath(MODEL_FILE))

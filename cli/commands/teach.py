@@ -9,20 +9,20 @@ import click
 from pyggml import load, threads
 from pyggml.cli.terminal.devices import WHERE, say_placement
 from pyggml.cli.terminal.exit import STOPPED
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import data_files
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.kinds import TEACHER
 from pyggml.cli.terminal.options import (
-    SETTINGS,
     compute_options,
     given_settings,
     in_group,
     model_option,
+    output_option,
     settings_options,
 )
 from pyggml.cli.terminal.paths import check_space
-from pyggml.cli.terminal.places import FileWord, OutputPath
+from pyggml.cli.terminal.places import FileWord
 from pyggml.cli.terminal.placing import load_placed
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, row, say, size
@@ -35,16 +35,12 @@ from pyggml.lora.trainer import lock
 _NOTE = b"\nstopping after this window; the same command goes on from there\n"
 
 
-@click.command(
+@grouped_command(
     "teach",
-    cls=GroupedCommand,
+    "pyggml teach -m teacher.gguf -f chats.jsonl -o answers.gguf",
+    "pyggml finetune -m m.gguf -f text -o a.gguf --objective distill --teacher t.gguf",
+    "pyggml teach -m teacher.gguf -f text.txt -o answers.gguf --top-k 16 --ctx 512",
     params=settings_options(DataConfig, {}, ["cache_dir"]),
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml teach -m teacher.gguf -f chats.jsonl -o answers.gguf",
-        "pyggml finetune -m m.gguf -f text -o a.gguf --objective distill --teacher t.gguf",
-        "pyggml teach -m teacher.gguf -f text.txt -o answers.gguf --top-k 16 --ctx 512",
-    ],
 )
 @model_option
 @click.option(
@@ -58,20 +54,11 @@ _NOTE = b"\nstopping after this window; the same command goes on from there\n"
     **in_group("data"),
     help="text or rows, as finetune takes them; may be given several times",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=OutputPath(TEACHER),
-    required=True,
-    **in_group("output"),
-    help="GGUF file to write",
-)
+@output_option(TEACHER, "GGUF file to write")
 @click.option(
     "--top-k",
     type=click.IntRange(1, 1 << 16),
     default=64,
-    show_default=True,
-    metavar="N",
     **in_group("output"),
     help="likeliest tokens whose probabilities are kept; all others count as one",
 )
@@ -79,8 +66,6 @@ _NOTE = b"\nstopping after this window; the same command goes on from there\n"
     "--temperature",
     type=click.FloatRange(0.1, 100),
     default=1.0,
-    show_default=True,
-    metavar="X",
     **in_group("output"),
     help="what divides the logits; finetune's --teacher-temperature must be the same",
 )

@@ -7,10 +7,9 @@ import click
 
 from pyggml import gguf
 from pyggml.cli.terminal.data_files import data_files, data_option
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import MODEL_FILE
-from pyggml.cli.terminal.options import SETTINGS, in_group
-from pyggml.cli.terminal.places import OutputPath
+from pyggml.cli.terminal.options import in_group, output_option
 from pyggml.cli.terminal.show import note, say, size
 from pyggml.fresh import KINDS, vocabulary_fields
 from pyggml.lora.data import Row, TextRow, read_rows
@@ -23,30 +22,18 @@ from pyggml.tokenizer import Tokenizer, from_metadata
 _LONGEST_LINE = 1 << 20  # characters
 
 
-@click.command(
+@grouped_command(
     "tokenizer",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml tokenizer -f book.txt --vocab-size 8192 -o tok.gguf",
-        "pyggml tokenizer -f book.txt --kind characters -o characters.gguf",
-        "pyggml new --vocab tok.gguf --params 10M -o base.gguf",
-    ],
+    "pyggml tokenizer -f book.txt --vocab-size 8192 -o tok.gguf",
+    "pyggml tokenizer -f book.txt --kind characters -o characters.gguf",
+    "pyggml new --vocab tok.gguf --params 10M -o base.gguf",
 )
 @data_option("-f", "--file", "files", about="UTF-8 text, or rows as for finetune")
-@click.option(
-    *("-o", "--output"),
-    type=OutputPath(MODEL_FILE),
-    required=True,
-    **in_group("output"),
-    help="GGUF file to write, without weights",
-)
+@output_option(MODEL_FILE, "GGUF file to write, without weights")
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
     default=KINDS[0],
-    show_default=True,
-    metavar="WORD",
     **in_group("output", brief="bpe, characters or bytes"),
     help="bpe: bytes, and the pairs that are most frequent in words; characters: bytes, and the "
     "text's characters; bytes: these alone",
@@ -55,8 +42,6 @@ _LONGEST_LINE = 1 << 20  # characters
     "--vocab-size",
     type=click.IntRange(min=1, max=1 << 20),
     default=8192,
-    show_default=True,
-    metavar="N",
     **in_group("output"),
     help="most tokens, special ones included",
 )

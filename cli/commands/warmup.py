@@ -7,13 +7,12 @@ from math import prod
 from pathlib import Path
 from time import perf_counter
 
-import click
 import numpy as np
 
 import pyggml.threads
 from pyggml import gguf, load
-from pyggml.cli.terminal.help import GroupedCommand
-from pyggml.cli.terminal.options import SETTINGS, threads_option
+from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.options import threads_option
 from pyggml.cli.terminal.show import progress_lines, say, span
 from pyggml.generation import Sampler, Sampling, Session
 from pyggml.graph.dtypes import F32
@@ -26,12 +25,7 @@ _CTX, _N_VOCAB = 32, 64
 _BY_IMPORTANCE = ("IQ1", "IQ2", "IQ3", "Q2_K_S")  # file types that want it of some tensors
 
 
-@click.command(
-    "warmup",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=["pyggml warmup", "pyggml warmup --threads 2", "pyggml warmup --quiet"],
-)
+@grouped_command("warmup", "pyggml warmup", "pyggml warmup --threads 2", "pyggml warmup --quiet")
 @threads_option
 def command(threads: int) -> None:
     """Compile all kernels now, so that later commands start at once.

@@ -42,6 +42,7 @@ def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
         "--chat-template-kwargs",
         metavar="JSON",
         default="",
+        show_default=False,
         **in_group(group, common=False),
         help='further inputs of the chat template: {"enable_thinking": false}',
     )

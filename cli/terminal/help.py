@@ -8,6 +8,7 @@ import click
 
 from pyggml.cli.terminal.exit import OF_LLAMA_CPP
 from pyggml.cli.terminal.places import (
+    InputPath,
     OutputFolder,
     OutputPath,
     check_places,
@@ -31,12 +32,20 @@ TITLES = {
     "help": "Settings and help",
 }
 _TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
+# Names may have _ for -, as in TRL.
+SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+}
+_METAVARS = {click.Choice: "WORD", click.IntRange: "N", click.FloatRange: "X", InputPath: "FILE"}
 _FORCE = "pyggml.force"
 _SCREEN = 30  # lines of a short help, above which it has its first paragraph alone
 
 
 class GroupedOption(click.Option):
-    """An option that help lists in a group, short help only if it is common.
+    """An option that help lists in a group, short help only if it is common. What it takes is named
+    by its type, and its default is told, unless its help does so.
 
     aliases   other names that it has, without dashes; help does not list them
     brief     what short help says of it (default: the first clause of its help)
@@ -51,6 +60,9 @@ class GroupedOption(click.Option):
         brief: str = "",
         **kwargs: Any,
     ) -> None:
+        names = (name for kind, name in _METAVARS.items() if isinstance(kwargs.get("type"), kind))
+        kwargs.setdefault("metavar", next(names, None))
+        kwargs.setdefault("show_default", "default: " not in (kwargs.get("help") or ""))
         super().__init__(*args, **kwargs)
         self.group, self.common, self.brief = group, common, brief
         self.aliases = tuple(aliases)
@@ -104,7 +116,7 @@ class GroupedCommand(click.Command):
         asks: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, context_settings=SETTINGS, **kwargs)
         self.examples, self._asks = examples, asks
         if any(isinstance(p.type, OutputPath | OutputFolder) for p in self.params):
             self.params.append(_force_option())
@@ -193,6 +205,11 @@ class GroupedCommand(click.Command):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(self.help_text(ctx, whole=False) + "\n")
+
+
+def grouped_command(name: str, *examples: str, **about: Any) -> Callable[..., GroupedCommand]:
+    """A function as such a command."""
+    return click.command(name, cls=GroupedCommand, examples=examples, **about)
 
 
 def _split_switch(arg: str, normal: Callable[[str], str], switches: Container[str]) -> list[str]:

@@ -19,7 +19,8 @@ import click
 from pyggml.cli.terminal.devices import DEVICES, WHERE, say_placement
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.hub import MODEL, model_file
-from pyggml.cli.terminal.places import FileWord, Reads
+from pyggml.cli.terminal.kinds import FileKind
+from pyggml.cli.terminal.places import FileWord, OutputPath, Reads
 from pyggml.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,12 +33,6 @@ _PLACES = {"dir": "FOLDER", "file": "FILE", "teacher": "FILE"}
 # The last part of the names of settings that are read.
 _FILE_WORDS = ("file", "teacher", "template")
 _METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
-# Names may have _ for -, as in TRL.
-SETTINGS: dict[str, Any] = {
-    "help_option_names": ["-h", "--help"],
-    "max_content_width": 100,
-    "token_normalize_func": lambda name: name.replace("_", "-"),
-}
 
 
 class AdapterFile(Reads, click.ParamType):
@@ -141,20 +136,26 @@ threads_option = click.option(
     "--threads",
     type=click.IntRange(min=0),
     default=0,
-    metavar="N",
+    show_default=False,
     **_MEMORY,
     help="threads to use (0: all)",
 )
 compute_option = click.option(
     "--compute",
     type=click.Choice(["auto", "int8", "bf16", "f32"]),
-    metavar="WORD",
     default="auto",
-    show_default=True,
     **in_group("memory", brief="precision of products: int8, bf16, f32, auto"),
     help="precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
     "this CPU has",
 )
+
+
+def output_option(kind: FileKind, help: str) -> Callable[[F], F]:
+    """-o, --output."""
+    file = OutputPath(kind)
+    return click.option(
+        *("-o", "--output"), type=file, required=True, **in_group("output"), help=help
+    )
 
 
 def compute_options(function: F) -> F:

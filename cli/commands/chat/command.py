@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from pyggml.chat.messages import BadValue
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
@@ -29,9 +27,8 @@ from pyggml.cli.terminal.generation import (
     sampling_options,
     system_option,
 )
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.options import (
-    SETTINGS,
     ModelSource,
     draft_option,
     given_settings,
@@ -48,17 +45,13 @@ if TYPE_CHECKING:
 _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
 
 
-@click.command(
+@grouped_command(
     "chat",
-    cls=GroupedCommand,
+    "pyggml chat -m model.gguf",
+    'pyggml chat -m model.gguf --lora adapter.gguf --system "Answer in one line."',
+    'echo "What is a tensor?" | pyggml chat -m model.gguf --temp 0',
     params=[*settings_options(Context, {}, _OF_TEXTS), *sampling_options(), columns_option()],
-    context_settings=SETTINGS,
     quiet="greeting",
-    examples=[
-        "pyggml chat -m model.gguf",
-        'pyggml chat -m model.gguf --lora adapter.gguf --system "Answer in one line."',
-        'echo "What is a tensor?" | pyggml chat -m model.gguf --temp 0',
-    ],
 )
 @model_options
 @draft_option

@@ -15,11 +15,10 @@ from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.data_files import data_files, data_option
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
     MODEL_ALIASES,
-    SETTINGS,
     Adapter,
     AdapterStack,
     ModelSource,
@@ -39,16 +38,12 @@ from pyggml.lora.evaluate.classes import labels_of
 _MODEL = in_group("model", aliases=MODEL_ALIASES)
 
 
-@click.command(
+@grouped_command(
     "eval",
-    cls=GroupedCommand,
+    "pyggml eval -m model.gguf -f held-out.jsonl",
+    "pyggml eval -m base.gguf -f held-out.jsonl --compare adapter.gguf merged.gguf",
+    "pyggml eval -m model.gguf --lora adapter.gguf -f questions.jsonl --json",
     params=[*settings_options(EvalConfig, {})],
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml eval -m model.gguf -f held-out.jsonl",
-        "pyggml eval -m base.gguf -f held-out.jsonl --compare adapter.gguf merged.gguf",
-        "pyggml eval -m model.gguf --lora adapter.gguf -f questions.jsonl --json",
-    ],
 )
 @click.option("-m", "--model", type=MODEL, **_MODEL, help="GGUF model")
 @lora_option

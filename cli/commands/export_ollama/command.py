@@ -21,9 +21,9 @@ from pyggml.cli.terminal.generation import (
     sampling_options,
     system_option,
 )
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import MODELFILE
-from pyggml.cli.terminal.options import ADAPTERS, SETTINGS, in_group, model_option
+from pyggml.cli.terminal.options import ADAPTERS, in_group, model_option
 from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
@@ -47,16 +47,12 @@ _WITHOUT = (
 )  # it has none, or has them by request
 
 
-@click.command(
+@grouped_command(
     "export-ollama",
-    cls=GroupedCommand,
+    "pyggml export-ollama -m model.gguf && ollama create mine -f Modelfile",
+    "pyggml export-ollama -m model.gguf --lora adapter.gguf -o Modelfile --force",
+    'pyggml export-ollama -m model.gguf --system "Answer in one line." --temp 0.2',
     params=[*sampling_options(without=_WITHOUT)],
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml export-ollama -m model.gguf && ollama create mine -f Modelfile",
-        "pyggml export-ollama -m model.gguf --lora adapter.gguf -o Modelfile --force",
-        'pyggml export-ollama -m model.gguf --system "Answer in one line." --temp 0.2',
-    ],
 )
 @model_option
 @click.option("--lora", **ADAPTERS, **in_group("model"), help="adapter to use with it")
@@ -68,7 +64,6 @@ _WITHOUT = (
     *("-o", "--output"),
     type=OutputPath(MODELFILE),
     default=Path("Modelfile"),
-    show_default=True,
     **in_group("output"),
     help="file to write",
 )

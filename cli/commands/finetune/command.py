@@ -30,7 +30,6 @@ from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     MODEL_ALIASES,
-    SETTINGS,
     Names,
     Size,
     settings_options,
@@ -310,7 +309,6 @@ _OPTIONS = [
 
 command = GroupedCommand(
     "finetune",
-    context_settings=SETTINGS,
     callback=_finetune,
     help="Train a LoRA adapter for a GGUF model, whose quantised weights stay.\n\n"
     "Ctrl-C, SIGTERM, a closed terminal or pipe ends the run after its step and saves adapter and "

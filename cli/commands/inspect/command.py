@@ -14,10 +14,10 @@ import click
 from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import CellTable, ReportSection
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import PAGE
-from pyggml.cli.terminal.options import ADAPTERS, SETTINGS, ModelSource, in_group
+from pyggml.cli.terminal.options import ADAPTERS, ModelSource, in_group
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import say, size
 from pyggml.errors import ConfigError
@@ -55,15 +55,11 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
     return click.option(name, is_flag=True, **in_group(group), help=help)
 
 
-@click.command(
+@grouped_command(
     "inspect",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
-    examples=[
-        "pyggml inspect model.gguf --tensors",
-        "pyggml inspect model.gguf --plan --rank 16 --ctx 1024",
-        "pyggml inspect model.gguf --tokens -f text.txt --html page.html",
-    ],
+    "pyggml inspect model.gguf --tensors",
+    "pyggml inspect model.gguf --plan --rank 16 --ctx 1024",
+    "pyggml inspect model.gguf --tokens -f text.txt --html page.html",
 )
 @click.argument("given", metavar="FILE", type=MODEL, required=False)
 @click.option("-m", "--model", type=MODEL, **in_group("model"), help="the same as FILE")

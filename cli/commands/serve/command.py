@@ -15,12 +15,11 @@ from pyggml.cli.terminal.generation import (
     sampling_of,
     sampling_options,
 )
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
     CONTROL_ALIASES,
     MODEL_ALIASES,
-    SETTINGS,
     Adapter,
     AdapterFile,
     check_control_layers,
@@ -61,21 +60,17 @@ class NamedAdapter(Reads, click.ParamType):
         return in_characters(name or file[0].stem), file
 
 
-@click.command(
+@grouped_command(
     "serve",
-    cls=GroupedCommand,
+    "pyggml serve -m model.gguf --web",
+    "pyggml serve -m model.gguf --lora mine=adapter.gguf --lora theirs=other.gguf:0.5",
+    "PYGGML_API_KEY=secret pyggml serve -m model.gguf --host 0.0.0.0 --parallel 4",
     params=[
         *settings_options(Limits, {}),
         *settings_options(Context, {}),
         *sampling_options(without=["seed", "logprobs"]),
     ],
-    context_settings=SETTINGS,
     quiet="address or settings",
-    examples=[
-        "pyggml serve -m model.gguf --web",
-        "pyggml serve -m model.gguf --lora mine=adapter.gguf --lora theirs=other.gguf:0.5",
-        "PYGGML_API_KEY=secret pyggml serve -m model.gguf --host 0.0.0.0 --parallel 4",
-    ],
 )
 @click.option(
     "-m",

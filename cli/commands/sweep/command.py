@@ -27,7 +27,7 @@ from pyggml.cli.terminal.devices import device_options
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
-from pyggml.cli.terminal.options import SETTINGS, words
+from pyggml.cli.terminal.options import words
 from pyggml.cli.terminal.paths import beside
 from pyggml.cli.terminal.places import Output, OutputFolder, check_places
 from pyggml.cli.terminal.show import plural, row, say
@@ -137,7 +137,6 @@ _OPTIONS = [
 
 command = GroupedCommand(
     "sweep",
-    context_settings=SETTINGS,
     callback=_sweep,
     help="Fine-tune once for each combination of settings that are lists, and compare.\n\n"
     "The command again goes on where it was stopped; started several times at once, as mpiexec "

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import SETTINGS, compute_option, in_group, threads_option
+from pyggml.cli.terminal.options import compute_option, in_group, threads_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.web.listening import check_packages, listening
 from pyggml.errors import ConfigError
@@ -14,16 +14,12 @@ from pyggml.errors import ConfigError
 HOST = "127.0.0.1"
 
 
-@click.command(
+@grouped_command(
     "view",
-    cls=GroupedCommand,
-    context_settings=SETTINGS,
+    "pyggml view model.gguf",
+    "pyggml view model.gguf --run FOLDER",
+    "pyggml view --run FOLDER",
     quiet="line of where the page is",
-    examples=[
-        "pyggml view model.gguf",
-        "pyggml view model.gguf --run FOLDER",
-        "pyggml view --run FOLDER",
-    ],
 )
 @click.argument("given", metavar="[MODEL]", type=MODEL, required=False)
 @click.option("-m", "--model", type=MODEL, **in_group("model"), help="the same as MODEL")
@@ -40,7 +36,6 @@ HOST = "127.0.0.1"
     "--port",
     type=click.IntRange(0, 65535),
     default=8090,
-    metavar="N",
     **in_group("server"),
     help="port; 0 takes a free one  [default: 8090]",
 )
