@@ -12,8 +12,7 @@ import numpy as np
 
 from pyggml import ops
 from pyggml.errors import ShapeError
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Op, Sample, Spec
+from pyggml.graph.op import Op, Sample, Spec
 from pyggml.graph.tensor import Shape, Tensor
 
 
@@ -85,13 +84,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 MATMUL = Op(
     name="matmul",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=np.matmul,
     grad=_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     strided=True,
     costly=True,
     made_of=_made_of,

@@ -28,8 +28,7 @@ import numpy as np
 from pyggml.eager.value import apply
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph.dtypes import F32, I32, DType
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, GradRule, Memory, NoGrad, Op, Spec
+from pyggml.graph.op import GradRule, NoGrad, Op, Spec
 from pyggml.graph.tensor import Shape, Tensor
 
 
@@ -79,13 +78,10 @@ def op(value: Callable[..., Any]) -> FunctionOp:
 def _op_of(name: str, ref: Callable[..., Any], spec: Callable[..., Spec], grad: Any) -> Op:
     return Op(
         name=name,
-        ggml=GGMLOp.CUSTOM,
         spec=spec,
         ref=ref,
         grad=grad,
         samples=_no_samples,
-        refuses=NO_SETTINGS,
-        memory=Memory.FRESH,
     )
 
 

@@ -159,6 +159,7 @@ class Sampling(Settings):
         None,
         "print each token's log-probability, and those of the N likeliest",
         f"0 to {MOST_LOGPROBS}",
+        like=0,
     )
 
     def _faults(self) -> list[Fault]:

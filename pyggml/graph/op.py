@@ -94,13 +94,13 @@ class Op:
     """
 
     name: str
-    ggml: GGMLOp | GGMLUnaryOp | GGMLGLUOp
+    ggml: GGMLOp | GGMLUnaryOp | GGMLGLUOp = GGMLOp.CUSTOM
     spec: Callable[..., Spec]
     ref: Callable[..., np.ndarray]
     grad: GradRule | NoGrad
     samples: Callable[[np.random.Generator], Iterator[Sample]]
-    refuses: Refused
-    memory: Memory
+    refuses: Refused = field(default_factory=lambda: NO_SETTINGS)
+    memory: Memory = Memory.FRESH
     strided: bool = False
     saved: Callable[..., tuple[Spec, ...]] = _nothing_saved
     costly: bool = False
@@ -187,8 +187,6 @@ SAVED = Op(
     ref=_never,
     grad=NoGrad("what a forward kernel leaves for its own gradient has none itself"),
     samples=lambda rng: iter(()),
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 
 # Ops that a schedule adds where tensors go from one device to another: a copy of another device's

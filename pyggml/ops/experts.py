@@ -19,7 +19,7 @@ from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES, I32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Op, Sample, Spec, op
+from pyggml.graph.op import Memory, Op, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel
 from pyggml.jit.scratch import Array, Layout
@@ -214,8 +214,6 @@ MUL_MAT_ID = op(
     ref=_mul_mat_id_ref,
     grad=_mul_mat_id_grad,
     samples=_mul_mat_id_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     costly=True,
 )
 _kernel_by_expert(MUL_MAT_ID, "mul_mat")
@@ -246,13 +244,10 @@ def _mul_mat_id_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 MUL_MAT_ID_BACK = op(
     name="mul_mat_id_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_mul_mat_id_back_spec,
     ref=_mul_mat_id_back_ref,
     grad=_mul_mat_id_back_grad,
     samples=_mul_mat_id_back_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     costly=True,
 )
 _kernel_by_expert(MUL_MAT_ID_BACK, "out_prod")
@@ -334,13 +329,11 @@ def _out_prod_id_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 OUT_PROD_ID = op(
     name="out_prod_id",
-    ggml=GGMLOp.CUSTOM,
     spec=_out_prod_id_spec,
     ref=_out_prod_id_ref,
     grad=_out_prod_id_grad,
     samples=_out_prod_id_samples,
     refuses={"n_expert": (-1,)},
-    memory=Memory.FRESH,
     costly=True,
 )
 cpu_kernel(OUT_PROD_ID, _out_prod_id_run, scratch=lambda node, _: _out_prod_id_layout(node).n_bytes)
@@ -397,7 +390,6 @@ ADD_ID = op(
     ref=_add_id_ref,
     grad=_add_id_grad,
     samples=_add_id_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.INPLACE_FIRST,
 )
 cpu_kernel(ADD_ID, _add_id_run)

@@ -13,8 +13,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_gapless, expect_type
@@ -83,13 +82,10 @@ def _likeliest_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 LIKELIEST = op(
     name="likeliest",
-    ggml=GGMLOp.CUSTOM,
     spec=_likeliest_spec,
     ref=_likeliest_ref,
     grad=_NO_GRADIENT,
     samples=_likeliest_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(LIKELIEST, _likeliest_run)
 
@@ -133,12 +129,10 @@ def _advance_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 ADVANCE = op(
     name="advance",
-    ggml=GGMLOp.CUSTOM,
     spec=_advance_spec,
     ref=lambda tokens, choice, positions, rows, span: choice[:1],
     grad=_NO_GRADIENT,
     samples=_advance_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
     changes=(2, 3, 4),
 )

@@ -22,7 +22,7 @@ import numpy as np
 from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Op, Sample, Spec, op
+from pyggml.graph.op import Memory, NoGrad, Op, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import parallel, prange
 from pyggml.jit.tasks import SHARE
@@ -129,13 +129,11 @@ def _clip_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 CLIP_NORM = op(
     name="clip_norm",
-    ggml=GGMLOp.CUSTOM,
     spec=_clip_spec,
     ref=lambda g, limit: np.array([np.linalg.norm(g)]),
     grad=_NO_LOSS,
     samples=_clip_samples,
     refuses={"limit": NONE_FROM_ZERO},
-    memory=Memory.FRESH,
     changes=(0,),
 )
 cpu_kernel(CLIP_NORM, _run_clip, scratch=lambda node, compute: 8 * _n_pieces(node))
@@ -170,7 +168,6 @@ def _step_op(
         ref=ref,
         grad=_NO_LOSS,
         samples=samples,
-        refuses=NO_SETTINGS,
         memory=Memory.ALIAS,
         changes=tuple(range(2, len(of.sources))),
     )

@@ -19,8 +19,7 @@ import numpy as np
 from pyggml.formulas.formula import formula
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I8
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import exact, kernel, parallel, prange
 from pyggml.kernels.formulas import inline_formula
@@ -182,12 +181,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 OPT_STEP_ADAMW_8BIT = op(
     name="opt_step_adamw_8bit",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
     grad=NoGrad("an optimiser step is not part of the loss"),
     samples=_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
     changes=(2, 3, 4),
 )

@@ -16,7 +16,6 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import BF16, F32, HALVES
-from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Op, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit.tasks import SHARE
@@ -64,7 +63,6 @@ def _declare(step: Op) -> Op:
 
     half = op(
         name=name,
-        ggml=GGMLOp.CUSTOM,
         spec=spec,
         ref=ref,
         grad=NoGrad("an optimiser step is not part of the loss"),

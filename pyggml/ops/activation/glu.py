@@ -23,8 +23,8 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.formulas.formula import GRADIENT, joint
 from pyggml.graph.dtypes import BF16
-from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLOp
-from pyggml.graph.op import NO_SETTINGS, OPS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.ggml_enums import GGMLGLUOp
+from pyggml.graph.op import OPS, Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.kernels.formulas import by_formula
 from pyggml.kernels.kernel import cpu_kernel
@@ -163,12 +163,10 @@ def _swiglu_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 SWIGLU_BACK = op(
     name="swiglu_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_swiglu_back_spec,
     ref=_OF_GATE,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_swiglu_back_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
     saved=_swiglu_back_saved,
     fuses=("cpy", "swiglu", "swiglu_back_gate"),

@@ -16,7 +16,7 @@ from pyggml.errors import ShapeError
 from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.graph.op import NO_SETTINGS, GradRule, Memory, Op, Sample, Spec, op, over_first
+from pyggml.graph.op import GradRule, Memory, Op, Sample, Spec, op, over_first
 from pyggml.graph.tensor import MAX_AXES, Shape, Tensor
 from pyggml.kernels.formulas import by_formula, by_rows
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -152,7 +152,6 @@ def _binary(
         ref=lambda a, b: of(a, tile_to(b, a.shape)),
         grad=grad,
         samples=samples,
-        refuses=NO_SETTINGS,
         memory=Memory.INPLACE,
         formula=of,
         halves=True,

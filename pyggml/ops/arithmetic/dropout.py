@@ -22,7 +22,6 @@ from pyggml.errors import ShapeError
 from pyggml.formulas.formula import formula
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
-from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import exact, kernel, parallel, prange
@@ -197,7 +196,6 @@ def _dropout_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 DROPOUT = op(
     name="dropout",
-    ggml=GGMLOp.CUSTOM,
     spec=_dropout_spec,
     ref=_dropout_ref,
     grad=_dropout_grad,
@@ -266,7 +264,6 @@ def _noise_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 UNIFORM_NOISE = op(
     name="uniform_noise",
-    ggml=GGMLOp.CUSTOM,
     spec=_noise_spec,
     ref=_noise_ref,
     grad=_noise_grad,

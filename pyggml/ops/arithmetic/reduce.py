@@ -20,7 +20,7 @@ from pyggml.formulas.formula import formula
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32, I64
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, as_rows, cpu_kernel, rows
@@ -133,8 +133,6 @@ SUM = op(
     ref=_sum_ref,
     grad=_sum_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     halves=True,
 )
 cpu_kernel(SUM, _sum_run)
@@ -150,8 +148,6 @@ SUM_ROWS = op(
     formula=_TOTAL,
     grad=_sum_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(SUM_ROWS, by_row(_TOTAL))
 
@@ -170,8 +166,6 @@ MEAN = op(
     formula=_MEAN,
     grad=_mean_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(MEAN, by_row(_MEAN))
 
@@ -220,7 +214,6 @@ CUMSUM = op(
     ref=_cumsum_ref,
     grad=_cumsum_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(CUMSUM, _rows_run(_cumsum))
@@ -237,12 +230,10 @@ def _cumsum_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 CUMSUM_BACK = op(
     name="cumsum_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_same_spec("cumsum_back"),
     ref=_cumsum_back_ref,
     grad=_cumsum_back_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(CUMSUM_BACK, _rows_run(_cumsum_back))
@@ -276,8 +267,6 @@ ARGMAX = op(
     ref=_argmax_ref,
     grad=NoGrad("a position does not change smoothly"),
     samples=_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(ARGMAX, _per_row(_argmax))
 
@@ -321,8 +310,6 @@ COUNT_EQUAL = op(
     ref=_count_equal_ref,
     grad=NoGrad("a count does not change smoothly"),
     samples=_count_equal_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(COUNT_EQUAL, _count_equal_run)
 
@@ -382,7 +369,6 @@ ARGSORT = op(
     grad=_NO_GRADIENT,
     samples=_argsort_samples,
     refuses={"descending": ()},
-    memory=Memory.FRESH,
 )
 cpu_kernel(ARGSORT, _argsort_run)
 
@@ -431,6 +417,5 @@ TOP_K = op(
     grad=_NO_GRADIENT,
     samples=_top_k_samples,
     refuses={"k": (0, -1, 999)},
-    memory=Memory.FRESH,
 )
 cpu_kernel(TOP_K, rows(_top_k))

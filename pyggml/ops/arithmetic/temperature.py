@@ -9,8 +9,7 @@ import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.dtypes import I32
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import cpu_kernel, flat
@@ -67,12 +66,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 LOG_TEMPERATURE = op(
     name="log_temperature",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
     grad=NoGrad("a position does not change smoothly"),
     samples=_samples,
     refuses={"strength": (), "every": (0, -1), "first": (-1,)},
-    memory=Memory.FRESH,
 )
 cpu_kernel(LOG_TEMPERATURE, flat(_check_then_run))

@@ -23,7 +23,7 @@ from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import DTYPES, F16, F32, DType
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel
 from pyggml.jit.tasks import code_for, gate, launch, tuple_stage
@@ -369,7 +369,6 @@ FLASH_ATTN_EXT = op(
     grad=_grad,
     samples=_samples,
     refuses=_REFUSES,
-    memory=Memory.FRESH,
     saved=_saved_specs,
     costly=True,
     fuses=("mul_mat", "soft_max", "mul_mat"),
@@ -433,7 +432,6 @@ FLASH_ATTN_BACK = op(
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     refuses=_REFUSES,
-    memory=Memory.FRESH,
     saved=_back_saved,
     costly=True,
     fuses=("mul_mat", "soft_max", "soft_max_back", "out_prod"),

@@ -148,13 +148,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 WINDOW_SPAN = op(
     name="window_span",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
     grad=NoGrad("the number of a key does not change smoothly"),
     samples=_samples,
     refuses={"window": (0, -1)},
-    memory=Memory.FRESH,
 )
 cpu_kernel(WINDOW_SPAN, rows(_window_span))
 
@@ -209,12 +207,10 @@ def _chunk_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 CHUNK_SPAN = op(
     name="chunk_span",
-    ggml=GGMLOp.CUSTOM,
     spec=_chunk_spec,
     ref=_chunk_ref,
     grad=NoGrad("the number of a key does not change smoothly"),
     samples=_chunk_samples,
     refuses={"size": (0, -1)},
-    memory=Memory.FRESH,
 )
 cpu_kernel(CHUNK_SPAN, flat(_check_then_chunk))

@@ -24,8 +24,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import JIT, kernel
 from pyggml.jit.tasks import code_for, launch, tuple_stage
@@ -249,12 +248,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 ROPE_TABLE = op(
     name="rope_table",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
     grad=NoGrad("positions and frequencies are constants"),
     samples=_samples,
     refuses=_REFUSES,
-    memory=Memory.FRESH,
 )
 cpu_kernel(ROPE_TABLE, _run)

@@ -15,7 +15,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, Sample, Spec, op, widen
+from pyggml.graph.op import Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -238,7 +238,6 @@ CONV_2D = op(
     grad=_conv_grad,
     samples=_conv_samples,
     refuses=_REFUSES,
-    memory=Memory.FRESH,
 )
 cpu_kernel(CONV_2D, _run(_FORWARD))
 
@@ -286,7 +285,6 @@ CONV_TRANSPOSE_2D = op(
     grad=_transpose_grad,
     samples=_transpose_samples,
     refuses={"of": ((9, 9, 0, 9),), **_REFUSES},
-    memory=Memory.FRESH,
 )
 cpu_kernel(CONV_TRANSPOSE_2D, _run(_BACK_X))
 
@@ -323,12 +321,10 @@ def _back_w_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 CONV_2D_BACK_W = op(
     name="conv_2d_back_w",
-    ggml=GGMLOp.CUSTOM,
     spec=_back_w_spec,
     ref=_back_w_ref,
     grad=_back_w_grad,
     samples=_back_w_samples,
     refuses={"of": ((9, 9, 0, 9),), **_REFUSES},
-    memory=Memory.FRESH,
 )
 cpu_kernel(CONV_2D_BACK_W, _run(_BACK_W))

@@ -12,7 +12,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -78,7 +78,6 @@ ARANGE = op(
     grad=NoGrad("it has no sources to differentiate by"),
     samples=_arange_samples,
     refuses={"start": (NAN, INF), "stop": (NAN, INF), "step": (0.0, NAN, INF)},
-    memory=Memory.FRESH,
 )
 cpu_kernel(ARANGE, _arange_run)
 
@@ -151,6 +150,5 @@ TIMESTEP_EMBEDDING = op(
     grad=_timestep_grad,
     samples=_timestep_samples,
     refuses={"dim": (0, -1), "max_period": (0, -1)},
-    memory=Memory.FRESH,
 )
 cpu_kernel(TIMESTEP_EMBEDDING, _timestep_run)

@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, Sample, Spec, op, widen
+from pyggml.graph.op import Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -168,7 +168,6 @@ IM2COL = op(
     grad=_grad,
     samples=_samples,
     refuses=_REFUSES,
-    memory=Memory.FRESH,
 )
 cpu_kernel(IM2COL, _run)
 
@@ -216,6 +215,5 @@ IM2COL_BACK = op(
     grad=_back_grad,
     samples=_back_samples,
     refuses={"of": ((9, 9, 0, 9),), **_REFUSES},
-    memory=Memory.FRESH,
 )
 cpu_kernel(IM2COL_BACK, _back_run)

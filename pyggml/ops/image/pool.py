@@ -13,7 +13,7 @@ from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -187,7 +187,6 @@ POOL_MAX = op(
     grad=_max_grad,
     samples=_samples,
     refuses=_REFUSES,
-    memory=Memory.FRESH,
     saved=_max_saved,
 )
 cpu_kernel(POOL_MAX, _max_run)
@@ -246,6 +245,5 @@ POOL_MAX_BACK = op(
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     refuses={"of": ((9, 9, 9, 9), (9999,))},
-    memory=Memory.FRESH,
 )
 cpu_kernel(POOL_MAX_BACK, _back_run)

@@ -14,7 +14,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import OPS, Memory, Op, Refused, Sample, Spec, op
+from pyggml.graph.op import OPS, Op, Refused, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, as_four, cpu_kernel
@@ -94,18 +94,15 @@ def resampling_op(
         grad=rules.grad,
         samples=samples,
         refuses=refuses,
-        memory=Memory.FRESH,
     )
     cpu_kernel(forth, rules.run)
     back = op(
         name=f"{name}_back",
-        ggml=GGMLOp.CUSTOM,
         spec=rules.back_spec,
         ref=rules.back_ref,
         grad=rules.back_grad,
         samples=rules.back_samples,
         refuses={"of": ((9999,),), **refuses},
-        memory=Memory.FRESH,
     )
     cpu_kernel(back, rules.back_run)
     return forth

@@ -15,7 +15,7 @@ from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType, dtype
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, kernel
 from pyggml.jit.frames import Bool, Floats1, Frame, Shorts1
@@ -206,7 +206,6 @@ CPY = op(
     grad=_cpy_grad,
     samples=_cpy_samples,
     refuses={"to": ("I8", "IQ2_XXS", "Q8_K")},
-    memory=Memory.FRESH,
     strided=True,
 )
 cpu_kernel(CPY, _cpy_run)
@@ -254,7 +253,6 @@ CPY_INTO = op(
     ref=_into_ref,
     grad=_into_grad,
     samples=_into_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
     strided=True,
 )

@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.op import Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels.kernel import Site, cpu_kernel
 
@@ -84,8 +84,6 @@ CONT, DUP = (
         ref=_same_ref,
         grad=_same_grad,
         samples=_copy_samples,
-        refuses=NO_SETTINGS,
-        memory=Memory.FRESH,
         strided=True,
     )
     for ggml in (GGMLOp.CONT, GGMLOp.DUP)
@@ -209,7 +207,6 @@ TRANSPOSE = op(
     ref=_transpose_ref,
     grad=_transpose_grad,
     samples=_transpose_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.VIEW,
     strided=True,
 )

@@ -148,13 +148,11 @@ def _narrow_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 NARROW_BACK = op(
     name="narrow_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_narrow_back_spec,
     ref=_narrow_back_ref,
     grad=_narrow_back_grad,
     samples=_narrow_back_samples,
     refuses={"axis": (-1, 9), "start": (-1, 999), "size": (0, -1)},
-    memory=Memory.FRESH,
     strided=True,
 )
 cpu_kernel(NARROW_BACK, _narrow_back_run)
@@ -215,7 +213,6 @@ CONCAT = op(
     grad=_concat_grad,
     samples=_concat_samples,
     refuses={"axis": (-1, 9)},
-    memory=Memory.FRESH,
     strided=True,
 )
 cpu_kernel(CONCAT, _concat_run)

@@ -7,7 +7,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.op import Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor, leaf
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -93,7 +93,6 @@ REPEAT = op(
     grad=_repeat_grad,
     samples=_repeat_samples,
     refuses={"shape": ((-1, -1), (1,) * 5)},
-    memory=Memory.FRESH,
 )
 cpu_kernel(REPEAT, _tiles_run(_repeat))
 
@@ -154,6 +153,5 @@ REPEAT_BACK = op(
     grad=_repeat_back_grad,
     samples=_repeat_back_samples,
     refuses={"shape": ((9999,), (0, 0), (-1, -1))},
-    memory=Memory.FRESH,
 )
 cpu_kernel(REPEAT_BACK, _tiles_run(_repeat_back))

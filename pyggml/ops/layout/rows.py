@@ -18,7 +18,7 @@ from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, DTYPES, F16, F32, I32, I64, Q8_0, DType
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op, widen
+from pyggml.graph.op import Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, BlockCode, kernel
 from pyggml.jit.tasks import SHARE, code_for, launch, tuple_stage
@@ -224,8 +224,6 @@ GET_ROWS = op(
     ref=_get_rows_ref,
     grad=_get_rows_grad,
     samples=_get_rows_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(GET_ROWS, _get_rows_run)
 
@@ -288,7 +286,6 @@ GET_ROWS_BACK = op(
     grad=_get_rows_back_grad,
     samples=_get_rows_back_samples,
     refuses={"n_rows": (-1,), "batch": ((9999,), (0, 0))},
-    memory=Memory.FRESH,
 )
 cpu_kernel(GET_ROWS_BACK, _get_rows_back_run)
 
@@ -481,7 +478,6 @@ SET_ROWS = op(
     ref=_set_rows_ref,
     grad=_set_rows_grad,
     samples=_set_rows_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
     shares=True,
 )

@@ -17,7 +17,7 @@ from pyggml.formulas.expression import Expression
 from pyggml.formulas.formula import formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op, over_first
+from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op, over_first
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.formulas import by_formula
@@ -213,20 +213,15 @@ SOLVE_TRI = op(
     ref=_solve_ref,
     grad=_solve_grad,
     samples=_solve_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     costly=True,
 )
 cpu_kernel(SOLVE_TRI, _solve_run(False))
 SOLVE_TRI_T = op(
     name="solve_tri_t",
-    ggml=GGMLOp.CUSTOM,
     spec=_solve_spec,
     ref=_solve_t_ref,
     grad=_solve_t_grad,
     samples=_solve_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     costly=True,
 )
 cpu_kernel(SOLVE_TRI_T, _solve_run(True))
@@ -306,19 +301,14 @@ DIAG = op(
     ref=_diag_ref,
     grad=_diag_grad,
     samples=_diag_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(DIAG, _diag_run)
 DIAG_BACK = op(
     name="diag_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_diag_back_spec,
     ref=_diag_back_ref,
     grad=_diag_back_grad,
     samples=_diag_back_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(DIAG_BACK, _diag_back_run)
 

@@ -20,7 +20,7 @@ from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Detached, Memory, Sample, Spec, op
+from pyggml.graph.op import Detached, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor, zeros
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, as_four, cpu_kernel
@@ -198,13 +198,11 @@ def _view_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 VIEW_BACK = op(
     name="view_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_view_back_spec,
     ref=_view_back_ref,
     grad=_view_back_grad,
     samples=_view_back_samples,
     refuses={"shape": ((-1, -1), (0, 0)), **_REFUSES},
-    memory=Memory.FRESH,
 )
 cpu_kernel(VIEW_BACK, _window_run(_zero_and_add))
 
@@ -261,7 +259,6 @@ ACC = op(
     grad=_acc_grad,
     samples=_acc_samples,
     refuses=_REFUSES,
-    memory=Memory.FRESH,
 )
 cpu_kernel(ACC, _window_run(_acc))
 
@@ -315,7 +312,6 @@ SET = op(
     grad=_set_grad,
     samples=_set_samples,
     refuses=_REFUSES,
-    memory=Memory.FRESH,
 )
 cpu_kernel(SET, _window_run(_set))
 
@@ -355,7 +351,6 @@ AFTER = op(
     ref=_after_ref,
     grad=_after_grad,
     samples=_after_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.VIEW,
     strided=True,
 )
@@ -380,11 +375,9 @@ def _detach_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 DETACH = op(
     name="detach",
-    ggml=GGMLOp.CUSTOM,
     spec=_detach_spec,
     ref=np.asarray,
     grad=Detached("its result counts as fixed, which is what it is for"),
     samples=_detach_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.VIEW,
 )

@@ -28,8 +28,7 @@ import numpy as np
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.formulas.softcap import SOFTCAP
 from pyggml.graph.call import Call
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.op import Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.kernels import gemm
@@ -369,10 +368,8 @@ def _soft_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 _BOTH: dict[str, Any] = {
-    "ggml": GGMLOp.CUSTOM,
     "grad": _grad,
     "refuses": {"gradient": (), "softcap": NONE_FROM_ZERO},
-    "memory": Memory.FRESH,
     "saved": _saved_specs,
     "costly": True,
 }

@@ -18,8 +18,7 @@ from pyggml.errors import ShapeError
 from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32, I32, DType
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.kernels import gemm
@@ -228,13 +227,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 LINEAR_CROSS_ENTROPY_BACK_W = op(
     name=_W,
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
     grad=_SECOND_ORDER,
     samples=_samples,
     refuses={"softcap": NONE_FROM_ZERO, "beta": NO_BETA},
-    memory=Memory.FRESH,
     costly=True,
 )
 cpu_kernel(
@@ -270,13 +267,11 @@ def _scales_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 RESCALE_BACK_LINEAR_CROSS_ENTROPY = op(
     name="rescale_back_linear_cross_entropy",
-    ggml=GGMLOp.CUSTOM,
     spec=_scales_spec,
     ref=_scales_ref,
     grad=_SECOND_ORDER,
     samples=_scales_samples,
     refuses={"softcap": NONE_FROM_ZERO, "beta": NO_BETA},
-    memory=Memory.FRESH,
     costly=True,
     fuses=(_W, "rescale_back"),
 )

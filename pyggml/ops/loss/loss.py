@@ -22,7 +22,7 @@ from pyggml.formulas.formula import GRADIENT, Formula, formula, gradient_formula
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
@@ -166,8 +166,6 @@ CROSS_ENTROPY_LOSS = op(
     ref=_cross_entropy_loss_ref,
     grad=_cross_entropy_loss_grad,
     samples=_cross_entropy_loss_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     costly=True,
 )
 cpu_kernel(CROSS_ENTROPY_LOSS, _cross_entropy_loss_run, scratch=two_rows)
@@ -210,8 +208,6 @@ CROSS_ENTROPY_LOSS_BACK = op(
     ref=_cross_entropy_loss_back_ref,
     grad=_SECOND_ORDER,
     samples=_with_d(_cross_entropy_loss_samples),
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(CROSS_ENTROPY_LOSS_BACK, _cross_entropy_loss_back_run, scratch=two_rows)
 
@@ -278,13 +274,10 @@ def cross_entropy_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 CROSS_ENTROPY_ROWS = op(
     name="cross_entropy_rows",
-    ggml=GGMLOp.CUSTOM,
     spec=_cross_entropy_rows_spec,
     ref=_cross_entropy_rows_ref,
     grad=_cross_entropy_rows_grad,
     samples=cross_entropy_rows_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     saved=lambda *_: (Spec(()),),
     costly=True,
 )
@@ -307,14 +300,11 @@ def _cross_entropy_rows_back_run(site: Site) -> Call:
 
 CROSS_ENTROPY_ROWS_BACK = op(
     name="cross_entropy_rows_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_cross_entropy_rows_back_spec,
     ref=ROWS_BACK,
     formula=ROWS_BACK,
     grad=_SECOND_ORDER,
     samples=_with_d(cross_entropy_rows_samples),
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(CROSS_ENTROPY_ROWS_BACK, _cross_entropy_rows_back_run)
 
@@ -355,14 +345,11 @@ def _grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
 
 CROSS_ENTROPY_BY_ROW = op(
     name="cross_entropy_by_row",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
     formula=CROSS_ENTROPY,
     grad=_grad,
     samples=cross_entropy_rows_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     costly=True,
 )
 cpu_kernel(CROSS_ENTROPY_BY_ROW, _run)

@@ -24,8 +24,7 @@ from pyggml.errors import PyggmlError, ShapeError
 from pyggml.formulas.formula import formula, joint
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.op import Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import exp32, row_max
@@ -205,13 +204,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 SOFT_CROSS_ENTROPY = op(
     name="soft_cross_entropy",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
     grad=_grad,
     samples=_samples,
     refuses={"beta": NO_BETA},
-    memory=Memory.FRESH,
     saved=_saved,
     costly=True,
 )

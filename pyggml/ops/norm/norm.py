@@ -202,12 +202,10 @@ GROUP_NORM = op(
 cpu_kernel(GROUP_NORM, _run(NORM))
 GROUP_NORM_BACK = op(
     name="group_norm_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_by_group(NORM_BACK.ref),
     grad=SECOND_ORDER,
     samples=_back_samples,
     refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},
-    memory=Memory.FRESH,
 )
 cpu_kernel(GROUP_NORM_BACK, _run(NORM_BACK))

@@ -148,13 +148,11 @@ def _rms_norm_mul_back_w_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 RMS_NORM_MUL_BACK_W = op(
     name="rms_norm_mul_back_w",
-    ggml=GGMLOp.CUSTOM,
     spec=_rms_norm_mul_back_w_spec,
     ref=_rms_norm_mul_back_w_ref,
     grad=SECOND_ORDER,
     samples=_rms_norm_mul_back_w_samples,
     refuses={"eps": NONE_FROM_ZERO},
-    memory=Memory.FRESH,
     costly=True,
 )
 cpu_kernel(RMS_NORM_MUL_BACK_W, _rms_norm_mul_back_w_run, scratch=_rms_norm_mul_back_w_scratch)

@@ -15,8 +15,7 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
@@ -93,13 +92,11 @@ def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 MUL_MAT_LOW_RANK = op(
     name="mul_mat_low_rank",
-    ggml=GGMLOp.CUSTOM,
     spec=_mul_mat_spec,
     ref=_mul_mat_ref,
     grad=_NO_GRAD,
     samples=_mul_mat_samples,
     refuses={"rounds": ()},
-    memory=Memory.FRESH,
     saved=_mul_mat_saved,
     costly=True,
     fuses=("mul_mat", "mul_mat_add", "cpy"),
@@ -145,13 +142,10 @@ def _out_prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 OUT_PROD_LOW_RANK = op(
     name="out_prod_low_rank",
-    ggml=GGMLOp.CUSTOM,
     spec=_out_prod_spec,
     ref=_out_prod_ref,
     grad=_NO_GRAD,
     samples=_out_prod_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     costly=True,
     fuses=("out_prod", "out_prod_add"),
 )
@@ -182,12 +176,10 @@ def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 OUT_PROD_LOW_RANK_ADD = op(
     name="out_prod_low_rank_add",
-    ggml=GGMLOp.CUSTOM,
     spec=_out_prod_add_spec,
     ref=_out_prod_add_ref,
     grad=_NO_GRAD,
     samples=_out_prod_add_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.INPLACE_FIRST,
     costly=True,
     fuses=("out_prod_add", "out_prod_add"),

@@ -18,7 +18,7 @@ from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op, widen
+from pyggml.graph.op import Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
@@ -167,8 +167,6 @@ MUL_MAT = op(
     ref=_mul_mat_ref,
     grad=_mul_mat_grad,
     samples=_mul_mat_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     strided=True,
     costly=True,
 )
@@ -218,12 +216,10 @@ def _mul_mat_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 MUL_MAT_ADD = op(
     name="mul_mat_add",
-    ggml=GGMLOp.CUSTOM,
     spec=_mul_mat_add_spec,
     ref=_mul_mat_add_ref,
     grad=_mul_mat_add_grad,
     samples=_mul_mat_add_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.INPLACE_FIRST,
     strided=True,
     costly=True,
@@ -285,8 +281,6 @@ OUT_PROD = op(
     ref=_out_prod_ref,
     grad=_out_prod_grad,
     samples=_out_prod_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     strided=True,
     costly=True,
 )
@@ -320,12 +314,10 @@ def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 OUT_PROD_ADD = op(
     name="out_prod_add",
-    ggml=GGMLOp.CUSTOM,
     spec=_out_prod_add_spec,
     ref=_out_prod_add_ref,
     grad=_out_prod_add_grad,
     samples=_out_prod_add_samples,
-    refuses=NO_SETTINGS,
     memory=Memory.INPLACE_FIRST,
     strided=True,
     costly=True,

@@ -12,8 +12,7 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I32
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.op import Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.arithmetic.arith import ADD, add
@@ -95,12 +94,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 RESCALE = op(
     name="rescale",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
     grad=_grad,
     samples=_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(RESCALE, _run)

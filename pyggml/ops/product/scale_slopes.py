@@ -15,8 +15,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import I32
-from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.kernels import gemm
@@ -88,13 +87,10 @@ def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 RESCALE_BACK = op(
     name="rescale_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_back_spec,
     ref=ref_slopes,
     grad=_SECOND_ORDER,
     samples=_back_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
 )
 cpu_kernel(RESCALE_BACK, _back_run)
 
@@ -133,13 +129,10 @@ def _rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 RESCALE_BACK_ROWS = op(
     name="rescale_back_rows",
-    ggml=GGMLOp.CUSTOM,
     spec=_rows_spec,
     ref=_rows_ref,
     grad=_SECOND_ORDER,
     samples=_rows_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     fuses=("get_rows_back", "rescale_back"),
 )
 cpu_kernel(RESCALE_BACK_ROWS, _rows_run)
@@ -207,13 +200,10 @@ def _product_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 RESCALE_BACK_OUT_PROD = op(
     name="rescale_back_out_prod",
-    ggml=GGMLOp.CUSTOM,
     spec=_product_spec,
     ref=_product_ref,
     grad=_SECOND_ORDER,
     samples=_product_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     strided=True,
     costly=True,
     fuses=("out_prod", "rescale_back"),
@@ -302,13 +292,10 @@ def _experts_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 RESCALE_BACK_OUT_PROD_ID = op(
     name="rescale_back_out_prod_id",
-    ggml=GGMLOp.CUSTOM,
     spec=_experts_spec,
     ref=_experts_ref,
     grad=_SECOND_ORDER,
     samples=_experts_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     costly=True,
     fuses=("out_prod_id", "rescale_back"),
 )

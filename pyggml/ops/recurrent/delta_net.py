@@ -15,7 +15,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import exp32
@@ -200,7 +200,6 @@ GATED_DELTA_NET = op(
     grad=_grad,
     samples=_samples,
     refuses={"n_states": (0, -1)},
-    memory=Memory.FRESH,
     saved=lambda state, *_, n_states: states_spec(state, n_states),
     costly=True,
 )
@@ -291,13 +290,10 @@ def _back_ref(
 
 GATED_DELTA_NET_BACK = op(
     name="gated_delta_net_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_back_spec,
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_samples, 3),
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     saved=lambda state, q, k, v, g, beta, *_: tuple(Spec(t.shape) for t in (state, q, k, g, beta)),
     costly=True,
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, cpu_kernel
@@ -128,8 +128,6 @@ SSM_CONV = op(
     ref=_conv_ref,
     grad=_conv_grad,
     samples=_conv_samples,
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     saved=lambda state, x, w, positions: (Spec(state.shape),),
     costly=True,
 )
@@ -158,13 +156,10 @@ def _conv_back_ref(
 
 SSM_CONV_BACK = op(
     name="ssm_conv_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_conv_back_spec,
     ref=_conv_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_conv_samples, 1),
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     saved=lambda state, x, w, *_: (Spec(state.shape), Spec(w.shape)),
     costly=True,
 )

@@ -16,7 +16,7 @@ from pyggml.formulas.expression import softplus
 from pyggml.formulas.formula import formula, gradient_formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.scratch import Array, Layout
@@ -192,7 +192,6 @@ SSM_SCAN = op(
     grad=_scan_grad,
     samples=_scan_samples,
     refuses={"n_states": (0, -1)},
-    memory=Memory.FRESH,
     saved=lambda state, *_, n_states: states_spec(state, n_states),
     costly=True,
 )
@@ -304,13 +303,10 @@ def _scan_back_ref(
 
 SSM_SCAN_BACK = op(
     name="ssm_scan_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_scan_back_spec,
     ref=_scan_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_scan_samples, 1),
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     saved=lambda state, x, dt, a, b, *_: tuple(Spec(t.shape) for t in (state, dt, a, b, b)),
     costly=True,
 )

@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
@@ -242,8 +242,6 @@ RWKV_WKV6 = op(
     ref=_wkv6_ref,
     grad=_wkv6_grad,
     samples=_draws(4, with_u=True),
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     saved=_last_state,
     costly=True,
 )
@@ -282,8 +280,6 @@ RWKV_WKV7 = op(
     ref=_wkv7_ref,
     grad=_wkv7_grad,
     samples=_draws(6),
-    refuses=NO_SETTINGS,
-    memory=Memory.FRESH,
     saved=_last_state,
     costly=True,
 )
@@ -334,7 +330,6 @@ GATED_LINEAR_ATTN = op(
     grad=_gla_grad,
     samples=_draws(4, scale=0.25),
     refuses={"scale": ()},
-    memory=Memory.FRESH,
     saved=_last_state,
     costly=True,
 )
@@ -391,13 +386,11 @@ def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 WKV_BACK = op(
     name="wkv_back",
-    ggml=GGMLOp.CUSTOM,
     spec=_back_spec,
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     refuses={"scale": ()},
-    memory=Memory.FRESH,
     saved=_back_saved,
     costly=True,
 )

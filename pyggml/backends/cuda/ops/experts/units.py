@@ -28,7 +28,7 @@ from pyggml.backends.cuda.runtime.launches import launch, per_element
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.op import NO_SETTINGS, OPS, Sample, Spec
+from pyggml.graph.op import OPS, Sample, Spec
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.layout.cpy import packed_leaf
@@ -187,6 +187,5 @@ UNIT_GRADIENTS = own_op(
     saved=_unit_gradients_saved,
     results=_unit_gradients,
     samples=lambda rng: map(Sample, _samples_of(3, rng)),
-    refuses=NO_SETTINGS,
     kernel=CudaKernel(_bind_gradients),
 )
