@@ -116,7 +116,7 @@ class GroupedCommand(click.Command):
         asks: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, context_settings=SETTINGS, **kwargs)
+        super().__init__(*args, **{"context_settings": SETTINGS} | kwargs)
         self.examples, self._asks = examples, asks
         if any(isinstance(p.type, OutputPath | OutputFolder) for p in self.params):
             self.params.append(_force_option())

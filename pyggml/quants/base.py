@@ -58,5 +58,5 @@ class Quant:
     decode: Decoder
     pack: Pack | NoPack
     fit: PackWeighted | NoFit
-    limit: float
+    limit: float = F16_LIMIT
     direct: bool = True

@@ -1,16 +1,13 @@
 """All weight types by ggml's name, which are those that the files of `types/` declare; and the
 types of other tensors."""
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 from pyggml.errors import QuantError
+from pyggml.files.declared import declared_in
 from pyggml.graph.dtypes import DTYPES, F64, I8, I16, I32, I64, DType, dtype
 from pyggml.quants import types
 from pyggml.quants.base import Quant
 
-_MODULES = [import_module(f"{types.__name__}.{m.name}") for m in iter_modules(types.__path__)]
-_BY_DTYPE = {q.dtype: q for m in _MODULES for q in vars(m).values() if isinstance(q, Quant)}
+_BY_DTYPE = {q.dtype: q for q in declared_in(types.__name__, types.__path__, Quant)}
 
 # In the order of ggml's table of types.
 QUANTS: dict[str, Quant] = {d.name: _BY_DTYPE[d] for d in DTYPES.values() if d in _BY_DTYPE}

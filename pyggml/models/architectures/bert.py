@@ -111,7 +111,9 @@ def _row(
     name: str, feed: Feed, example: dict[str, object] | None = None, **more: Any
 ) -> Architecture:
     heads: dict[str, object] = {"attention.head_count_kv": 4}
-    return Architecture(name, partial(_encoder, feed=feed, **more), heads | (example or {}))
+    return Architecture(
+        name, partial(_encoder, feed=feed, **more), heads | (example or {}), embeds=True
+    )
 
 
 _MOE: dict[str, object] = {"moe_every_n_layers": 2, "expert_count": 4, "expert_used_count": 2}

@@ -86,4 +86,4 @@ def _score_scale(b: Basics, n_layer_largest: int) -> float:
 GEMMA = Architecture("gemma", _gemma, {})
 GEMMA2 = Architecture("gemma2", _gemma2, {"attention.sliding_window": 8})
 GEMMA3 = Architecture("gemma3", _gemma3, WINDOWS)
-GEMMA_EMBEDDING = Architecture("gemma-embedding", _gemma_embedding, WINDOWS)
+GEMMA_EMBEDDING = Architecture("gemma-embedding", _gemma_embedding, WINDOWS, embeds=True)

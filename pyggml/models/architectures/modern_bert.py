@@ -52,10 +52,13 @@ def _pre_norm(r: Reader, rope: str, fused: bool, norm: str) -> Decoder:
 
 _HEADS: dict[str, object] = {"attention.head_count_kv": 4}
 _WINDOW: dict[str, object] = {"attention.sliding_window": 8, "block_count": 3}
-MODERN_BERT = Architecture("modern-bert", _modern_bert, _HEADS | _WINDOW)
+MODERN_BERT = Architecture("modern-bert", _modern_bert, _HEADS | _WINDOW, embeds=True)
 NEO_BERT = Architecture(
-    "neo-bert", partial(_pre_norm, rope="normal", fused=True, norm="enc.output_norm"), _HEADS
+    "neo-bert",
+    partial(_pre_norm, rope="normal", fused=True, norm="enc.output_norm"),
+    _HEADS,
+    embeds=True,
 )
 EUROBERT = Architecture(
-    "eurobert", partial(_pre_norm, rope="neox", fused=False, norm="output_norm"), {}
+    "eurobert", partial(_pre_norm, rope="neox", fused=False, norm="output_norm"), {}, embeds=True
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
-from pyggml.quants.base import BY_LARGEST, F16_LIMIT, Quant
+from pyggml.quants.base import BY_LARGEST, Quant
 from pyggml.quants.bits import clear, extreme, inverse, put_f16, round_away, truncate
 from pyggml.quants.layout import Block
 from pyggml.quants.packers.weighted import pack_q4_0, pack_q5_0
@@ -30,9 +30,7 @@ def pack_q8_0(dst, src):
             dst[b, 2 + j] = np.uint8(round_away(src[b, j] * per_level) & 255)
 
 
-Q8_0 = Quant(
-    dtype=DTYPES["Q8_0"], decode=_decode_q8_0, pack=pack_q8_0, fit=BY_LARGEST, limit=F16_LIMIT
-)
+Q8_0 = Quant(dtype=DTYPES["Q8_0"], decode=_decode_q8_0, pack=pack_q8_0, fit=BY_LARGEST)
 
 
 def _decode_q8_1(block: Block) -> None:
@@ -54,12 +52,7 @@ def _pack_q8_1(dst, src):
 
 
 Q8_1 = Quant(
-    dtype=DTYPES["Q8_1"],
-    decode=_decode_q8_1,
-    pack=_pack_q8_1,
-    fit=BY_LARGEST,
-    limit=F16_LIMIT,
-    direct=False,
+    dtype=DTYPES["Q8_1"], decode=_decode_q8_1, pack=_pack_q8_1, fit=BY_LARGEST, direct=False
 )
 
 
@@ -85,9 +78,7 @@ def _pack_q4_0(dst, src):
             dst[b, 2 + j] = np.uint8((low | (high << 4)) & 255)
 
 
-Q4_0 = Quant(
-    dtype=DTYPES["Q4_0"], decode=_decode_q4_0, pack=_pack_q4_0, fit=pack_q4_0, limit=F16_LIMIT
-)
+Q4_0 = Quant(dtype=DTYPES["Q4_0"], decode=_decode_q4_0, pack=_pack_q4_0, fit=pack_q4_0)
 
 
 def _decode_q5_0(block: Block) -> None:
@@ -110,6 +101,4 @@ def _pack_q5_0(dst, src):
             dst[b, 4 + j // 8] |= np.uint8((high >> 4) << (j % 8))
 
 
-Q5_0 = Quant(
-    dtype=DTYPES["Q5_0"], decode=_decode_q5_0, pack=_pack_q5_0, fit=pack_q5_0, limit=F16_LIMIT
-)
+Q5_0 = Quant(dtype=DTYPES["Q5_0"], decode=_decode_q5_0, pack=_pack_q5_0, fit=pack_q5_0)

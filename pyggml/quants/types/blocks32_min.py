@@ -8,7 +8,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
-from pyggml.quants.base import F16_LIMIT, Quant
+from pyggml.quants.base import Quant
 from pyggml.quants.bits import clear, inverse, put_f16, truncate
 from pyggml.quants.layout import Block
 from pyggml.quants.packers.weighted import pack_q4_1, pack_q5_1
@@ -47,9 +47,7 @@ def _pack_q4_1(dst, src):
             dst[b, 4 + j] = np.uint8((first | (second << 4)) & 255)
 
 
-Q4_1 = Quant(
-    dtype=DTYPES["Q4_1"], decode=_decode_q4_1, pack=_pack_q4_1, fit=pack_q4_1, limit=F16_LIMIT
-)
+Q4_1 = Quant(dtype=DTYPES["Q4_1"], decode=_decode_q4_1, pack=_pack_q4_1, fit=pack_q4_1)
 
 
 def _decode_q5_1(block: Block) -> None:
@@ -70,6 +68,4 @@ def _pack_q5_1(dst, src):
             dst[b, 6 + j // 8] |= np.uint8((second >> 4) << (j % 8))
 
 
-Q5_1 = Quant(
-    dtype=DTYPES["Q5_1"], decode=_decode_q5_1, pack=_pack_q5_1, fit=pack_q5_1, limit=F16_LIMIT
-)
+Q5_1 = Quant(dtype=DTYPES["Q5_1"], decode=_decode_q5_1, pack=_pack_q5_1, fit=pack_q5_1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
-from pyggml.quants.base import BY_LARGEST, F16_LIMIT, Quant
+from pyggml.quants.base import BY_LARGEST, Quant
 from pyggml.quants.bits import clear, extreme, inverse, put_f16, round_away
 from pyggml.quants.layout import Block
 
@@ -68,12 +68,7 @@ def _pack_q2_0(dst, src):
 
 
 Q2_0 = Quant(
-    dtype=DTYPES["Q2_0"],
-    decode=_decode_q2_0,
-    pack=_pack_q2_0,
-    fit=BY_LARGEST,
-    limit=F16_LIMIT,
-    direct=False,
+    dtype=DTYPES["Q2_0"], decode=_decode_q2_0, pack=_pack_q2_0, fit=BY_LARGEST, direct=False
 )
 
 
@@ -96,12 +91,7 @@ def _pack_tq2_0(dst, src):
 
 
 TQ2_0 = Quant(
-    dtype=DTYPES["TQ2_0"],
-    decode=_decode_tq2_0,
-    pack=_pack_tq2_0,
-    fit=BY_LARGEST,
-    limit=F16_LIMIT,
-    direct=False,
+    dtype=DTYPES["TQ2_0"], decode=_decode_tq2_0, pack=_pack_tq2_0, fit=BY_LARGEST, direct=False
 )
 
 
@@ -144,10 +134,5 @@ def _pack_tq1_0(dst, src):
 
 
 TQ1_0 = Quant(
-    dtype=DTYPES["TQ1_0"],
-    decode=_decode_tq1_0,
-    pack=_pack_tq1_0,
-    fit=BY_LARGEST,
-    limit=F16_LIMIT,
-    direct=False,
+    dtype=DTYPES["TQ1_0"], decode=_decode_tq1_0, pack=_pack_tq1_0, fit=BY_LARGEST, direct=False
 )

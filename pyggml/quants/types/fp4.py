@@ -13,7 +13,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
-from pyggml.quants.base import BY_LARGEST, F16_LIMIT, Quant
+from pyggml.quants.base import BY_LARGEST, Quant
 from pyggml.quants.bits import extreme, truncate
 from pyggml.quants.layout import Block
 
@@ -73,9 +73,7 @@ def _pack_mxfp4(dst, src):
             dst[b, 1 + j] = np.uint8(first | (second << 4))
 
 
-MXFP4 = Quant(
-    dtype=DTYPES["MXFP4"], decode=_decode_mxfp4, pack=_pack_mxfp4, fit=BY_LARGEST, limit=F16_LIMIT
-)
+MXFP4 = Quant(dtype=DTYPES["MXFP4"], decode=_decode_mxfp4, pack=_pack_mxfp4, fit=BY_LARGEST)
 
 
 @exact

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
-from pyggml.quants.base import F16_LIMIT, Quant
+from pyggml.quants.base import Quant
 from pyggml.quants.bits import extreme, inverse, nearest_int, put_f16
 from pyggml.quants.layout import Block
 from pyggml.quants.packers.fits import Given, nearest_level, weights_of
@@ -98,9 +98,5 @@ def pack_iq4(
         dst[:, 4:8] = s[:, ::2] & 15 | (s[:, 1::2] & 15) << 4
 
 
-IQ4_NL = Quant(
-    dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=pack_iq4, fit=pack_iq4, limit=F16_LIMIT
-)
-IQ4_XS = Quant(
-    dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=pack_iq4, fit=pack_iq4, limit=F16_LIMIT
-)
+IQ4_NL = Quant(dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=pack_iq4, fit=pack_iq4)
+IQ4_XS = Quant(dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=pack_iq4, fit=pack_iq4)

@@ -25,7 +25,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
-from pyggml.quants.base import F16_LIMIT, Quant
+from pyggml.quants.base import Quant
 from pyggml.quants.bits import nearest_int, put_f16, two_bit_planes
 from pyggml.quants.layout import Block
 from pyggml.quants.packers.fits import Given, fit_above, fit_from, total, weights_of
@@ -148,9 +148,7 @@ def pack_q4_k(
     _pack_eight(dst, src, importance, 15, (-1.0, 0.1, 20))
 
 
-Q4_K = Quant(
-    dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=pack_q4_k, fit=pack_q4_k, limit=F16_LIMIT
-)
+Q4_K = Quant(dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=pack_q4_k, fit=pack_q4_k)
 
 
 def _decode_q5_k(block: Block) -> None:
@@ -169,9 +167,7 @@ def pack_q5_k(
     dst[:, 16:48] = np.packbits(q >> 4, axis=1, bitorder="little")[:, 0]
 
 
-Q5_K = Quant(
-    dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=pack_q5_k, fit=pack_q5_k, limit=F16_LIMIT
-)
+Q5_K = Quant(dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=pack_q5_k, fit=pack_q5_k)
 
 
 def _decode_q2_k(block: Block) -> None:
@@ -197,6 +193,4 @@ def pack_q2_k(
     dst[:, 16:80] = two_bit_planes(q)
 
 
-Q2_K = Quant(
-    dtype=DTYPES["Q2_K"], decode=_decode_q2_k, pack=pack_q2_k, fit=pack_q2_k, limit=F16_LIMIT
-)
+Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_decode_q2_k, pack=pack_q2_k, fit=pack_q2_k)

@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import exact
-from pyggml.quants.base import F16_LIMIT, Quant
+from pyggml.quants.base import Quant
 from pyggml.quants.bits import clear, extreme, nearest_int, put_f16, two_bit_planes
 from pyggml.quants.layout import Block
 from pyggml.quants.packers.fits import Given, clip, fit_levels, round_levels, total, weights_of
@@ -80,9 +80,7 @@ def pack_q6_k(
     dst[:, 128:192] = two_bit_planes(top)
 
 
-Q6_K = Quant(
-    dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=pack_q6_k, fit=pack_q6_k, limit=F16_LIMIT
-)
+Q6_K = Quant(dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=pack_q6_k, fit=pack_q6_k)
 
 
 def _decode_q3_k(block: Block) -> None:
@@ -185,6 +183,4 @@ def pack_q3_k(
     dst[:, 104:108] = np.bitwise_or.reduce(high.reshape(-1, 4, 4) << shifts, axis=1)
 
 
-Q3_K = Quant(
-    dtype=DTYPES["Q3_K"], decode=_decode_q3_k, pack=pack_q3_k, fit=pack_q3_k, limit=F16_LIMIT
-)
+Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_decode_q3_k, pack=pack_q3_k, fit=pack_q3_k)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from pyggml.graph.dtypes import DTYPES
-from pyggml.quants.base import BY_ITSELF, F16_LIMIT, Quant
+from pyggml.quants.base import BY_ITSELF, Quant
 from pyggml.quants.layout import Block
 
 
@@ -35,7 +35,7 @@ def _pack_f16(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:] = src.astype(np.float16).view(np.uint8)
 
 
-F16 = Quant(dtype=DTYPES["F16"], decode=_decode_f16, pack=_pack_f16, fit=BY_ITSELF, limit=F16_LIMIT)
+F16 = Quant(dtype=DTYPES["F16"], decode=_decode_f16, pack=_pack_f16, fit=BY_ITSELF)
 
 
 def _decode_bf16(block: Block) -> None:
@@ -50,6 +50,4 @@ def _pack_bf16(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:] = rounded.astype(np.uint16).view(np.uint8)
 
 
-BF16 = Quant(
-    dtype=DTYPES["BF16"], decode=_decode_bf16, pack=_pack_bf16, fit=BY_ITSELF, limit=F16_LIMIT
-)
+BF16 = Quant(dtype=DTYPES["BF16"], decode=_decode_bf16, pack=_pack_bf16, fit=BY_ITSELF)
