@@ -261,12 +261,12 @@ def test_a_matrix_is_rounded_once_where_there_is_room(card):
 
 
 def test_a_weight_that_may_change_is_unpacked_in_every_run(card):
-    from pyggml.backends.cuda.ops.lora.products import parted
+    from pyggml.backends.cuda.ops.lora.products import split_sources
     from pyggml.backends.cuda.rewrites.unpacked import with_unpacked_weights
 
     _, graph, _ = graphs("qwen3-F16")
     for t in products(graph):
-        for w in parted(t.src)[0]:
+        for w in split_sources(t.src)[0]:
             w.data = w.data.copy()
     assert with_unpacked_weights(graph, card) is graph
 

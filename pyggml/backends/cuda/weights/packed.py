@@ -18,7 +18,7 @@ import numpy as np
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.weights.readers import PythonBlock, half_e8m0
+from pyggml.backends.cuda.weights.readers import PythonBlock, half_e8m0, with_named_numbers
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import EVEN_SIGNS, GROUP, ByteTable
 from pyggml.quants.readers.expressions import Lanes
@@ -391,18 +391,12 @@ def vocabulary() -> dict[str, Any]:
 
 
 def compile_closure(source: str, name: str, scope: Mapping[str, Any]) -> Any:
-    """The function of this name and source, with `scope` in its closure, where the cache of
-    compiled kernels looks for what makes two of one source differ. Whole numbers of a type lie
-    there too: to Numba each of them is one statement then, not four."""
-    numbers: dict[str, Any] = {}
-
-    def name_number(typed: re.Match[str]) -> str:
-        kind, number = typed.groups()
-        numbers[f"{kind}_{number}"] = getattr(np, kind)(int(number, 0))
-        return f"{kind}_{number}"
-
-    body = indent(re.sub(r"\bnp\.(u?int\d+)\((0x[0-9a-f]+|\d+)\)", name_number, source), "    ")
-    text = f"def make({', '.join({**scope, **numbers})}):\n{body}\n    return {name}"
+    """The function of this name and source, with `scope` and the numbers that the source names in
+    its closure, where the cache of compiled kernels looks for what makes two of one source
+    differ."""
+    source, numbers = with_named_numbers(source)
+    scope = {**scope, **numbers}
+    text = f"def make({', '.join(scope)}):\n{indent(source, '    ')}\n    return {name}"
     names: dict[str, Any] = {}
     exec(compile(text, f"<{name}>", "exec"), names)
-    return names["make"](**scope, **numbers)
+    return names["make"](**scope)

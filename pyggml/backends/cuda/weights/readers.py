@@ -11,6 +11,7 @@ weights, the expression of one of them. `weight` and `four` branch by group: thr
 take the 32 weights of one group take the same branch. `eights` does all groups, without a branch.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import gcd
@@ -272,11 +273,28 @@ def _values(group: Callable[[str], str], lanes: Sequence[str]) -> str:
     return ", ".join(group(lane) for lane in lanes)
 
 
+def with_named_numbers(source: str) -> tuple[str, dict[str, Any]]:
+    """A source of Python with a name for each whole number of a type, and for the types; and what
+    they name. To Numba a name is one statement, `np.uint32(8)` four."""
+    named: dict[str, Any] = {}
+
+    def name_number(typed: re.Match[str]) -> str:
+        kind, number = typed.groups()
+        named[f"{kind}_{number}"] = getattr(np, kind)(int(number, 0))
+        return f"{kind}_{number}"
+
+    def name_type(typed: re.Match[str]) -> str:
+        named[typed[1]] = getattr(np, typed[1])
+        return f"{typed[1]}("
+
+    text = re.sub(r"\bnp\.(u?int\d+)\((0x[0-9a-f]+|\d+)\)", name_number, source)
+    return re.sub(r"\bnp\.(\w+)\(", name_type, text), named
+
+
 def _compile(source: ReaderSource, name: str, function: str, **scope: Any) -> Any:
     """The device function of this name in a source for the weights of a type."""
     scope |= {f"table{i}": table.rows.view(np.uint8) for i, table in enumerate(source.tables)}
     scope |= {
-        "np": np,
         "load_byte": ptx.load_byte,
         "load_half": ptx.load_half,
         "load_short": ptx.load_short,
@@ -286,7 +304,9 @@ def _compile(source: ReaderSource, name: str, function: str, **scope: Any) -> An
         "half_e8m0": half_e8m0,
         "half_of": half_of,
     }
-    exec(compile(source.text, f"<{function} of {name}>", "exec"), scope)
+    text, numbers = with_named_numbers(source.text)
+    scope |= numbers
+    exec(compile(text, f"<{function} of {name}>", "exec"), scope)
     return device(scope[function])
 
 
