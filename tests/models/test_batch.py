@@ -9,6 +9,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Batch, Session
 from pyggml.generation.passes import TokenPasses
+from pyggml.runtime import Program
 
 FIXTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "granite")
 FIXTURES += ("olmo2", "smollm3", "gpt2", "lfm2", "mamba")
@@ -46,6 +47,17 @@ def check_against_alone(model, n_ctx):
     found = batch.feed({other: texts[2], slots[2]: texts[2][11:]})
     assert_same(found[other], Session(model, n_ctx).feed(texts[2]))
     assert_same(found[slots[2]], alone[2].feed(texts[2][11:]))
+
+
+def test_a_pass_reads_the_logits_that_are_wanted_alone(tiny, monkeypatch):
+    """Of as many as there are slots, which a card would copy with every prompt."""
+    model, read, shapes = pyggml.load(tiny("llama")), Program.read, []
+    monkeypatch.setattr(Program, "read", lambda of, t: shapes.append(t.shape) or read(of, t))
+    batch = Batch(model, 4, 24)
+    slots = [batch.open() for _ in range(2)]
+    batch.feed({slots[0]: [1, 2, 3, 4, 5, 6]})
+    batch.feed({slots[0]: [7], slots[1]: [1, 2, 3, 4, 5]})
+    assert [n for n, _ in shapes] == [1, 2]
 
 
 @pytest.mark.parametrize("architecture", each_kind())
