@@ -1,6 +1,7 @@
 """The card's kernels without a card: they compile, and what is missing is said."""
 
 import re
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,10 +81,32 @@ def with_shared_bytes(call):
 
 
 _ASSEMBLED = set()  # (kernel, types, whether for a card before Hopper)
+_COMPILED = defaultdict(dict)  # so of device functions, which Numba compiles for one card
+
+
+@pytest.fixture
+def compiled_for(monkeypatch):
+    """compiled_for(is_early): from then on device functions are those for cards before Hopper, or
+    for later ones; those that there were before are back afterwards."""
+    from numba.cuda.dispatcher import CUDADispatcher
+
+    before, compile_device = {}, CUDADispatcher.compile_device
+
+    def choose(is_early):
+        def compile_here(function, *types):
+            before.setdefault(function, function.overloads)
+            function.overloads = _COMPILED[is_early].setdefault(function, {})
+            return compile_device(function, *types)
+
+        monkeypatch.setattr(CUDADispatcher, "compile_device", compile_here)
+
+    yield choose
+    for function, overloads in before.items():
+        function.overloads = overloads
 
 
 @pytest.fixture(params=SHARED_KIB, ids=lambda c: f"{c[0]}.{c[1]}")
-def compiles(request, monkeypatch):
+def compiles(request, monkeypatch, compiled_for):
     """A check that launches for a card of this compute capability compile, and are assembled for
     it: the assembler refuses instructions of later ones. They ask for no more than it has."""
     need("numba_cuda")
@@ -105,6 +128,7 @@ def compiles(request, monkeypatch):
         monkeypatch.setattr(module, "get_current_device", lambda: card)
     few_rows.shared_bytes.cache_clear()
     is_early = request.param < (9, 0)
+    compiled_for(is_early)
     alike = [c for c in SHARED_KIB if c < (9, 0)] if is_early else [(9, 0, "a")]  # as Numba does
 
     def check(launched, name):

@@ -76,16 +76,14 @@ def test_gradients_of_what_is_computed_again(rounding, monkeypatch, name, room, 
 
 def test_weights_that_stay_unpacked_change_no_bit(rounding, monkeypatch):
     """And those for which there is no room are unpacked in every run."""
-    path, runs = GOLDEN / "qwen2-Q4_K_M.gguf", []
-    free, total = rounding.memory()
-    for room in (free, 0, None):
-        model = adapted(path, 6.0, rounding)  # which would stream if it found no room itself
-        if room is not None:
-            monkeypatch.setattr(rounding, "memory", lambda room=room: (room, total))
+    path, runs, much = GOLDEN / "qwen2-Q4_K_M.gguf", [], 1 << 33
+    for room in (much, 0, much):  # whatever other processes leave of the card
+        monkeypatch.setattr(rounding, "memory", lambda: (much, 2 * much))
+        model = adapted(path, 6.0, rounding)  # which would stream without room
+        monkeypatch.setattr(rounding, "memory", lambda room=room: (room, 2 * much))
         before = set(rounding._lasting)  # which keeps those of the models before
         runs.append([loss_and_grads(model, TOKENS) for _ in range(3)])
-        assert bool(set(rounding._lasting) - before) == (room != 0)
-        monkeypatch.undo()
+        assert bool(set(rounding._lasting) - before) == (room > 0)
     for run in runs:
         for loss, gradients in run:
             assert loss == runs[0][0][0]
