@@ -166,7 +166,7 @@ class Block:
         self.warps = [Warp() for _ in range(n_threads // LANES)]
         self.missing, self.has_come = 0, threading.Condition()  # bytes that others are to send
 
-    def shared_array(self, shape, dtype):
+    def shared_array(self, shape, dtype, _aligned=0):
         if shape == 0:
             return self.memory if dtype is np.uint32 else self.memory.view(dtype)
         own.n_arrays += 1
@@ -180,20 +180,24 @@ class Cluster:
         self.blocks = blocks
         self.barrier = threading.Barrier(len(blocks) * n_threads)
 
+    def mine(self):
+        return self.blocks[own.blockIdx.x % len(self.blocks)]
+
     def send(self, array, at, _barrier, block, x):
-        mine = own.of_cluster.blocks[own.blockIdx.x].fixed
-        number = next(n for n, one in mine.items() if one is array)
-        there = self.blocks[block]
-        there.fixed[number].reshape(-1)[at // 4] = x
+        there, number = self.blocks[block], None
+        for n, one in self.mine().fixed.items():
+            number = n if one is array else number
+        to = there.memory if number is None else there.fixed[number].reshape(-1)
+        to.view(np.float32)[at // 4] = x
         with there.has_come:
             there.missing -= 4
             there.has_come.notify_all()
 
     def expect_bytes(self, _barrier, n):
-        self.blocks[own.blockIdx.x].missing += int(n)
+        self.mine().missing += int(n)
 
     def await_bytes(self, _barrier):
-        block = self.blocks[own.blockIdx.x]
+        block = self.mine()
         with block.has_come:
             assert block.has_come.wait_for(lambda: not block.missing, 60), "bytes never came"
 
@@ -220,9 +224,10 @@ def run_block(kernel, arguments, block, grid, n_threads, n_bytes=0):
     _run([block], kernel, arguments, grid, n_threads, n_bytes)
 
 
-def run_cluster(kernel, arguments, y, grid, n_threads):
-    """Run all blocks along x, whose other places are y and 0, at the same time."""
-    _run([(x, y, 0) for x in range(grid[0])], kernel, arguments, grid, n_threads, 0)
+def run_cluster(kernel, arguments, y, grid, n_threads, xs=None, n_bytes=0):
+    """Run all blocks along x, or those at xs, whose other places are y and 0, at the same time."""
+    xs = range(grid[0]) if xs is None else xs
+    _run([(x, y, 0) for x in xs], kernel, arguments, grid, n_threads, n_bytes)
 
 
 def _run(places, kernel, arguments, grid, n_threads, n_bytes):

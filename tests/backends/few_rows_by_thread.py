@@ -12,7 +12,7 @@ from pyggml.quants import dequantize, quantize
 
 # Few blocks of few warps, so that each has several chunks.
 few_rows._FEWEST_WARPS = few_rows._MOST_WARPS = 2
-few_rows._BLOCKS = 4
+few_rows.BLOCKS = 4
 few_rows.least_shared = lambda: 76 << 10  # where a warp has room for two chunks
 
 

@@ -15,6 +15,7 @@ from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.runtime.capability import SHARED_KIB
 from pyggml.errors import ConfigError, DeviceError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import DTYPES
 from pyggml.graph.tensor import as_leaf
 from pyggml.ops import OPS
 from pyggml.runtime import Devices, bind, schedule
@@ -187,3 +188,16 @@ def test_placing_at_once_compiles_for_cards_of_each_capability(compiles, monkeyp
     thin, out = np.zeros(512, np.float32), np.zeros(4096, np.uint16)
     calls = [place_thin(out[i:], thin[i:], Thin(4, 16, 0, 16, 8, 16), None) for i in (0, 64)]
     compiles(list(with_shared_bytes(placed_at_once(calls, None))), "placed at once")
+
+
+def test_products_of_a_dozen_rows_compile_for_cards_of_each_capability(compiles):
+    """After a norm; the samples of ops are too narrow for them."""
+    from pyggml.backends.cuda.gemm import few_rows, packed_tiles
+
+    (n, k), rows, dtype = (64, 1024), 9, DTYPES["Q8_0"]
+    w = np.zeros(n * dtype.row_bytes(k), np.uint8)
+    out, a = np.zeros(rows * n, np.float32), np.zeros(rows * k, np.float32)
+    part = few_rows.FewRowsProduct(out, w, dtype, n)
+    norm = few_rows.FusedNorm(a, np.float32(1e-6), a, False)
+    call = packed_tiles.products([part], a, rows, k, None, norm)
+    compiles(list(with_shared_bytes(call)), "packed tiles")

@@ -17,7 +17,11 @@ pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 @pytest.mark.parametrize(
     ("script", "n_results", "allowed"),
-    [("few_rows_by_thread.py", 27, 2e-4), ("attention_by_thread.py", 17, 5e-4)],
+    [
+        ("few_rows_by_thread.py", 27, 2e-4),
+        ("attention_by_thread.py", 17, 5e-4),
+        ("packed_tiles_by_thread.py", 10, 3e-3),
+    ],
 )
 def test_a_kernel_thread_by_thread_agrees_with_numpy(script, n_results, allowed):
     ran = python(Path(__file__).with_name(script))
@@ -42,6 +46,19 @@ def test_a_block_asks_for_no_more_shared_memory_than_there_is(monkeypatch, limit
                 call = few_rows.products(parts, np.empty(rows * k, np.float32), rows, k, None)
                 _, (_, _, _, n_bytes), _, _ = call.arguments
                 assert n_bytes <= min(limit, 200 << 10)
+
+
+@pytest.mark.parametrize(("limit", "most_rows"), [(99 << 10, 8), (163 << 10, 16), (227 << 10, 32)])
+def test_tiles_of_few_rows_fit_a_block(monkeypatch, limit, most_rows):
+    from pyggml.backends.cuda.gemm import packed_tiles
+    from pyggml.backends.cuda.gemm.packed_tiles import plan
+
+    monkeypatch.setattr(packed_tiles, "has_clusters", lambda: limit > 200 << 10)
+    plan.cache_clear()
+    sizes = product([(4096, 1024), (2048, 151936), (12288, 4096)], [8, 16, 32], [False, True])
+    for ((k, n), rows, is_gated), kind in product(sizes, ["Q8_0", "IQ1_M", "Q2_K"]):
+        made = plan(((DTYPES[kind], n),), rows, k, is_gated, True, True, limit)
+        assert (made is None or made.n_bytes <= limit) and (made or rows > most_rows)
 
 
 def part_of(kind, rows, n, k, is_gated):

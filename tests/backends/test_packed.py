@@ -8,6 +8,8 @@ from pyggml.quants import QUANTS, dequantize
 
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
+from pyggml.backends.cuda.code.byte_ptx import EXCESS
+from pyggml.backends.cuda.gemm import packed_tile
 from pyggml.backends.cuda.gemm.packed_dots import source_of
 from pyggml.backends.cuda.weights import readers
 from pyggml.backends.cuda.weights.packed import grid_words_of, unit_of
@@ -130,6 +132,29 @@ def test_a_unit_times_rows_of_a_is_what_the_cpu_unpacks_times_them(name, k):
     weights = dequantize(raw, name).astype(float)
     largest = abs(weights).sum() * abs(x).max()
     np.testing.assert_allclose(sums, x.reshape(2, -1) @ weights, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_groups_of_a_unit_are_what_the_cpu_unpacks(name):
+    unit, found = unit_of(name, 256), []
+
+    def multiply(_memory, x, _apart, words, factors, _sums):
+        for n, word in enumerate(words):
+            q = np.frombuffer(bytes_of(word), np.int8) + (
+                0 if packed_tile.is_exact(unit) else EXCESS
+            )
+            found.extend(q * factors[n // 4] + factors[2 + n // 4])
+
+    raw = np.random.default_rng(8).integers(0, 64, unit.n_bytes, np.uint8)
+    at, grids = 16 + (unit.n_bytes & 2), grid_words_of(unit).view(np.uint8)
+    memory = np.zeros(GRIDS_AT + grids.size, np.uint8)
+    memory[GRIDS_AT:], memory[at : at + unit.n_bytes] = grids, raw
+    known = {**KNOWN, "EXCESS": np.float32(EXCESS), "multiply": multiply}
+    for i in range(8):
+        exec(packed_tile.source_of(unit, i), known)
+        known["add"](memory, at, GRIDS_AT, 0, 0, ())
+    wanted = dequantize(raw, name)
+    np.testing.assert_allclose(found, wanted, atol=1e-3 * abs(wanted).max())
 
 
 @pytest.mark.parametrize("name", ["IQ1_M", "IQ2_XXS", "IQ3_S"])

@@ -40,7 +40,8 @@ def test_a_path_agrees_with_numpy(path, kind, is_back, compute):
     wanted = x.astype(np.float64) @ (plain if is_back else plain.T) + accumulate * before
     found = y.copy_to_host().reshape(m, n)
     rounds = "digits" if path.name == "few rows" else "bf16"
-    allowed = ALLOWED[rounds if problem.rounds and (path.shares or rounds == "digits") else "f32"]
+    rounded = path.shares or path.name in ("few rows", "packed tiles")
+    allowed = ALLOWED[rounds if problem.rounds and rounded else "f32"]
     assert np.abs(found - wanted).max() <= allowed * np.abs(wanted).max()
 
 
@@ -88,6 +89,52 @@ def test_every_weight_type_is_multiplied_with_few_rows(kind, m):
     wanted = x.astype(float) @ dequantize(raw, kind).reshape(n, k).T
     allowed = ALLOWED["digits" if m <= 4 else "bf16"]
     assert np.abs(y.copy_to_host().reshape(m, n) - wanted).max() <= allowed * np.abs(wanted).max()
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator has no tensor cores")
+@pytest.mark.parametrize(("kind", "m"), [("Q8_0", 5), ("Q4_K", 16), ("Q6_K", 17), ("IQ3_S", 32)])
+def test_packed_weights_are_multiplied_on_tensor_cores(kind, m):
+    from pyggml.backends.cuda.gemm.packed_tiles import PACKED_TILES
+
+    rng, dtype, n, k = np.random.default_rng(3), DTYPES[kind], 70, 3072
+    w, x = quantize(rng.standard_normal((n, k), np.float32), kind), rng.standard_normal((m, k))
+    problem = CudaProblem(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype), compute="bf16")
+    assert path_of(problem) is PACKED_TILES
+    y = cuda.to_device(np.full(m * n, np.nan, np.float32))
+    factors = cuda.to_device(x.astype("f4").reshape(-1)), cuda.to_device(w.view(dtype.numpy))
+    operands = CudaOperands(y, *factors, None, False, cuda.default_stream())
+    PACKED_TILES.bind(problem, operands)()
+    wanted = x @ dequantize(w, kind).reshape(n, k).T
+    found = y.copy_to_host().reshape(m, n)
+    assert np.abs(found - wanted).max() <= ALLOWED["bf16"] * np.abs(wanted).max()
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator has no tensor cores")
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_products_after_a_norm_are_multiplied_on_tensor_cores(is_gated):
+    """Of two types of weights, or gated, where the norm's result is read too."""
+    from pyggml.backends.cuda.gemm.few_rows import FewRowsProduct, FusedNorm
+    from pyggml.backends.cuda.gemm.packed_tiles import products
+
+    rng, m, n, k, kinds = np.random.default_rng(5), 9, 70, 2048, ("Q4_K", "Q6_K")
+    a, norm = (rng.standard_normal(shape, np.float32) for shape in ((m, k), k))
+    both = [(kind, quantize(rng.standard_normal((n, k), np.float32), kind)) for kind in kinds]
+    first, second = (cuda.to_device(w.view(np.uint8).reshape(-1)) for _, w in both)
+    outs = [cuda.to_device(np.full(m * n, np.nan, np.float32)) for _ in both]
+    types = [DTYPES[kind] for kind in kinds]
+    parts = [FewRowsProduct(outs[0], first, types[0], n, up=first if is_gated else None)]
+    parts += [] if is_gated else [FewRowsProduct(outs[1], second, types[1], n)]
+    normed = cuda.to_device(np.full(m * k, np.nan, np.float32))
+    fused = FusedNorm(cuda.to_device(norm), np.float32(1e-6), normed, True)
+    products(parts, cuda.to_device(a.reshape(-1)), m, k, cuda.default_stream(), fused)()
+    x = a / np.sqrt((a.astype(float) ** 2).mean(1, keepdims=True) + 1e-6) * norm
+    wanted = [x @ dequantize(each, kind).reshape(n, k).T for kind, each in both]
+    if is_gated:
+        wanted = [wanted[0] / (1 + np.exp(-wanted[0])) * wanted[0]]
+    np.testing.assert_allclose(normed.copy_to_host().reshape(m, k), x, rtol=1e-5)
+    for y, of in zip(outs, wanted, strict=False):
+        found = y.copy_to_host().reshape(m, n)
+        assert np.abs(found - of).max() <= 2 * ALLOWED["bf16"] * np.abs(of).max()
 
 
 @pytest.mark.parametrize("m, n, k", [(21, 5, 40), (70, 3, 19), (7, 50, 30), (19, 16, 9)])

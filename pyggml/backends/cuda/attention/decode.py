@@ -42,7 +42,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 
-MOST_QUERIES = small(8)
+MOST_QUERIES = small(32)
 _WARPS = small(8)
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
 _MOST_OF_CLUSTERS = 4096  # keys: for many more, the 16 parts that there are without are faster

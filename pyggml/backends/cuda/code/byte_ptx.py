@@ -9,8 +9,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from pyggml.backends.cuda.code.jit import intrinsic
+from pyggml.backends.cuda.code.ptx import assemble
 
 _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
 _FLOAT, _ANY = ir.FloatType(), _BYTE.as_pointer()
@@ -118,7 +120,11 @@ def copier(n_bytes: int) -> Any:
         last, n_lanes = n_bytes // 512 * 512, n_bytes % 512 // 16
         lines += ["{ .reg .pred p; .reg .u32 l; mov.u32 l, %laneid;"]
         lines += [f"setp.lt.u32 p, l, {n_lanes}; @p {one.format(last)} }}"]
-    text = " ".join(lines)
+    return _copies(" ".join(lines))
+
+
+def _copies(text: str) -> Any:
+    """copy(shared, to, source, at) by this PTX, to address $0 of shared memory, from $1."""
 
     @intrinsic
     def copy(typing, shared, to, source, at):
@@ -135,6 +141,70 @@ def copier(n_bytes: int) -> Any:
         return types.void(shared, types.int64, source, types.int64), emit
 
     return copy
+
+
+# copy(shared, to, source, at): begin to copy so many bytes to shared memory
+copy_8, copy_16 = (
+    _copies(f"cp.async.{way}.shared.global [$0], [$1], {size};")
+    for way, size in (("ca", 8), ("cg", 16))
+)
+
+
+EXCESS = 32896.0  # of weights that are not exact, see _weights_of
+
+
+def _weights_of(is_exact: bool) -> str:
+    """The text that makes two words $0 and $1 of two bfloat16 of the signed bytes of a word $2: $3
+    · byte + $4. A byte as the second one of a float's bits makes it 2¹⁵ + 2⁷ + byte, of which $4
+    has what is too much, times $3, unless is_exact."""
+    lines = ["{ .reg .b32 t, p<4>; xor.b32 t, $2, 0x80808080;"]
+    for e in range(4):
+        lines += [f"prmt.b32 p{e}, t, 0x47000000, {0x7504 + 16 * e:#x};"]
+        lines += [f"sub.rn.f32 p{e}, p{e}, 0f47008000;"] if is_exact else []
+        lines += [f"fma.rn.f32 p{e}, p{e}, $3, $4;"]
+    lines += ["cvt.rn.bf16x2.f32 $0, p1, p0; cvt.rn.bf16x2.f32 $1, p3, p2; }"]
+    return " ".join(lines)
+
+
+_MULTIPLY_SHARED = (
+    "{ .reg .b32 a<4>; ld.shared.v4.b32 {a0,a1,a2,a3}, [$4]; "
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    "{$0,$1,$2,$3},{a0,a1,a2,a3},{$5,$6},{$7,$8,$9,$10}; }"
+)
+
+
+@cache
+def group_multiplier(is_exact: bool, sixteens: int) -> Any:
+    """multiply(shared, at, apart, words, factors, sums): the sums of a group of 32 weights of each
+    lane, eight words of bytes, by A, of which a lane's words for each of these begin at byte `at`,
+    those of the next sixteen rows `apart` from there. factors: two scales, of each half of the
+    words, and two that are least. sums: of each sixteen, of even and of odd words, four."""
+    make, names = _weights_of(is_exact), "=f,=f,=f,=f,r,r,r,f,f,f,f"
+    every = types.UniTuple(types.float32, 8 * sixteens)
+
+    @intrinsic
+    def multiply(typing, shared, at, apart, words, factors, sums):
+        def emit(context, builder, signature, arguments):
+            array, at, apart, words, factors, sums = arguments
+            place = _shared_pointer(context, builder, shared, (array, at), _BYTE)
+            start, apart = builder.ptrtoint(place, _WORD), builder.trunc(apart, _WORD)
+            of, sums = cgutils.unpack_tuple(builder, factors), cgutils.unpack_tuple(builder, sums)
+            for n, word in enumerate(cgutils.unpack_tuple(builder, words)):
+                half, here = n // 4, builder.add(start, ir.Constant(_WORD, 16 * n))
+                operands = [word, of[half], of[2 + half]]
+                two = assemble(builder, make, [_WORD] * 2, operands, "=r,=r,r,f,f")
+                for first in range(4 * (n & 1), 8 * sixteens, 8):
+                    own = [here, *two, *sums[first : first + 4]]
+                    sums[first : first + 4] = assemble(
+                        builder, _MULTIPLY_SHARED, [_FLOAT] * 4, own, names
+                    )
+                    here = builder.add(here, apart)
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        of = types.UniTuple(types.uint32, 8), types.UniTuple(types.float32, 4)
+        return every(shared, types.int64, types.int64, *of, every), emit
+
+    return multiply
 
 
 def constants_loader(name: str, words: Any) -> Any:

@@ -43,7 +43,7 @@ def shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
     return builder.add(base, builder.trunc(at, _WORD))
 
 
-def _assemble(builder: Any, text: str, results: list, operands: list, names: str) -> list:
+def assemble(builder: Any, text: str, results: list, operands: list, names: str) -> list:
     """Inline PTX with several results of one LLVM type."""
     kind = ir.LiteralStructType(results)
     form = ir.FunctionType(kind, [o.type for o in operands])
@@ -195,7 +195,7 @@ def _add_tile_of(name: str, number: str) -> Any:
             first = builder.gep(data, [builder.mul(i, ir.Constant(_LONG, 4))])
             places = [builder.gep(first, [ir.Constant(_LONG, e)]) for e in range(4)]
             operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1, *map(builder.load, places)]
-            results = _assemble(builder, text, [_FLOAT] * 4, operands, names)
+            results = assemble(builder, text, [_FLOAT] * 4, operands, names)
             for number, place in zip(results, places, strict=True):
                 builder.store(number, place)
             return context.get_dummy_value()
@@ -221,7 +221,7 @@ def _load_matrices(suffix: str) -> tuple[Any, Any]:
         if len(arguments) == 3:
             address = builder.xor(address, builder.trunc(arguments[2], _WORD))
         text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
-        words = _assemble(builder, text, [_WORD] * 4, [address], "=r,=r,=r,=r,r")
+        words = assemble(builder, text, [_WORD] * 4, [address], "=r,=r,=r,=r,r")
         return context.make_tuple(builder, signature.return_type, words)
 
     @intrinsic

@@ -117,13 +117,13 @@ def _sum(four):
 
 
 @device
-def _squares(four):
+def squares(four):
     a, b, c, d = four
     return (a * a + b * b) + (c * c + d * d)
 
 
 @device
-def _times(four, other):
+def times(four, other):
     return four[0] * other[0], four[1] * other[1], four[2] * other[2], four[3] * other[3]
 
 
@@ -169,7 +169,7 @@ def _digit_putter(has_halves: bool) -> Any:
 
 
 @device
-def _one_by_one(x, i):
+def one_by_one(x, i):
     return x[i], x[i + 1], x[i + 2], x[i + 3]
 
 
@@ -181,7 +181,7 @@ def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool, has_halv
     memory, floats: shared memory by words and by float32, to which the warps' sums of squares go
     norm: (weights, eps, out, is_read): A is rms_norm(a) · weights, up to the rate of each row
     """
-    load, put_digits = load_four if vectorized else _one_by_one, _digit_putter(has_halves)
+    load, put_digits = load_four if vectorized else one_by_one, _digit_putter(has_halves)
     digits_apart, factors_apart = unit_digits(n_groups), unit_factors(n_groups, has_halves)
     group_factors = factor_bytes(has_halves)
 
@@ -190,7 +190,7 @@ def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool, has_halv
         all_groups, warp, n_warps = k // GROUP, cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
         lane, q = cuda.threadIdx.x & 31, cuda.threadIdx.x & 3
         for t in range(rows):
-            squares = ZERO
+            total = ZERO
             start = 8 * warp
             while start < all_groups:  # a range would begin with a division
                 # Lanes beyond the last group go along: they write it once more.
@@ -199,9 +199,9 @@ def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool, has_halv
                 i = group * GROUP + 4 * q
                 first, second = load(a, t * k + i), load(a, t * k + i + 16)
                 if has_norm:
-                    squares += _squares(first) + _squares(second) if own == group else ZERO
-                    first = _times(first, load(norm[0], i))
-                    second = _times(second, load(norm[0], i + 16))
+                    total += squares(first) + squares(second) if own == group else ZERO
+                    first = times(first, load(norm[0], i))
+                    second = times(second, load(norm[0], i + 16))
                 unit, of_unit = group // n_groups, group % n_groups
                 at = t * layout.digits + unit * digits_apart + of_unit * GROUP_BYTES
                 factor_at = rows * layout.digits + t * layout.factors
@@ -209,9 +209,9 @@ def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool, has_halv
                 put_digits(memory, at, factor_at, q, first, second)
                 start += 8 * n_warps
             if has_norm:
-                squares = warp_sum(squares)
+                total = warp_sum(total)
                 if lane == 0:
-                    floats[(layout.squares >> 2) + t * n_warps + warp] = squares
+                    floats[(layout.squares >> 2) + t * n_warps + warp] = total
 
     return round_a
 

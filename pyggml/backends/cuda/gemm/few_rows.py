@@ -5,7 +5,7 @@
 Each part, a result of its own, has some of the blocks of the launch. All round A by themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
@@ -52,7 +52,7 @@ from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
 MOST_ROWS = 4  # of A
-_BLOCKS = 132  # one for each multiprocessor of a large card
+BLOCKS = 132  # one for each multiprocessor of a large card
 MOST_WARPS, _FEWEST_WARPS = 16, 8  # of a block; the fewest round A at once
 _RESERVED = 2 << 10  # bytes of shared memory that two blocks have for themselves
 _SHARED = 200 << 10  # bytes that a block takes at most, of a card that has them
@@ -164,16 +164,13 @@ def products(
     norm: FusedNorm | None = None,
 ) -> Call:
     """The launch. `serves` holds for all parts."""
-    of_norm = (a, np.float32(0), a, False) if norm is None else (
-        norm.weights, norm.eps, norm.out, norm.is_read
-    )  # fmt: skip
-    vectorized = k % 4 == 0 and vectorizable(a, of_norm[0])
-    p = plan(parts, share_out([p.w.size for p in parts]), rows, k, vectorized)
+    of_norm, vectorized = norm_argument(a, k, norm)
+    p = plan(parts, share_out([p.w.size for p in parts], BLOCKS), rows, k, vectorized)
     ends = tuple(np.int64(n) for n in np.cumsum(p.blocks))
-    arguments = tuple(_argument(part, cut) for part, cut in zip(parts, p.cuts, strict=True))
     return launch(
-        _kernel(p.kinds, norm is not None), int(ends[-1]), 32 * p.n_warps, stream, arguments,
-        ends, a, k, p.layout, of_norm, shared_bytes=p.n_bytes,
+        _kernel(p.kinds, norm is not None), int(ends[-1]), 32 * p.n_warps, stream,
+        tuple(map(part_argument, parts, p.cuts)), ends, a, k, p.layout, of_norm,
+        shared_bytes=p.n_bytes,
     )  # fmt: skip
 
 
@@ -191,10 +188,10 @@ def _unit(part: FewRowsProduct, k: int) -> PackedUnit:
     return unit
 
 
-def share_out(sizes: Sequence[int]) -> list[int]:
-    """Blocks for parts of so many bytes."""
-    shares = [max(1, _BLOCKS * size // sum(sizes)) for size in sizes]
-    for _ in range(_BLOCKS - sum(shares)):
+def share_out(sizes: Sequence[int], n: int) -> list[int]:
+    """How many of n blocks parts of so many bytes have."""
+    shares = [max(1, n * size // sum(sizes)) for size in sizes]
+    for _ in range(n - sum(shares)):
         neediest = max(range(len(sizes)), key=lambda i: sizes[i] / shares[i])
         shares[neediest] += 1
     return shares
@@ -254,7 +251,15 @@ def _shared_layout(
     return SharedLayout(a, grids, sums, chunks, chunk, second), n_warps, n_bytes + second
 
 
-def _argument(part: FewRowsProduct, cut: Cut) -> tuple[Any, ...]:
+def norm_argument(a: Any, k: int, norm: FusedNorm | None) -> tuple[tuple[Any, ...], bool]:
+    """(weights, eps, out, is_read) of a norm or in place of none, and whether its weights and A lie
+    as load_four wants them."""
+    weights, out = (a, a) if norm is None else (norm.weights, norm.out)
+    eps, is_read = (np.float32(0), False) if norm is None else (norm.eps, norm.is_read)
+    return (weights, eps, out, is_read), k % 4 == 0 and vectorizable(a, weights)
+
+
+def part_argument(part: FewRowsProduct, cut: Any) -> tuple[Any, ...]:
     """As packed_dots.py has it: (out, added, w, up, n, cut, adds)."""
     added, w = part.out if part.added is None else part.added, part.w.view(np.uint8)
     up = w if part.up is None else part.up.view(np.uint8)
@@ -277,22 +282,28 @@ _SOURCE = """
 def _source(kinds: Sequence[DotShape]) -> str:
     """The source of a launch's kernel: each block computes some of one part. All parts share its
     code, but for what depends on the type of W: the less of it, the shorter such a launch."""
-    different = list(dict.fromkeys(kinds))
+    n_kinds = len(set(kinds))
     lines = [
         "def multiply(parts, ends, a, k, layout, norm):",
         "    memory = cuda.shared.array(0, np.uint32)",
         "    floats = cuda.shared.array(0, np.float32)",
         "    held = cuda.local.array(n_rows_of_a, np.float32)",
-        "    part, number, kind = parts[0], np.int64(cuda.blockIdx.x), 0",
+        *part_lines(kinds, "np.int64(cuda.blockIdx.x)"),
     ]
-    for i, kind in enumerate(kinds[1:]):
-        lines += [f"    if cuda.blockIdx.x >= ends[{i}]:"]
-        lines += [f"        part, number = parts[{i + 1}], cuda.blockIdx.x - ends[{i}]"]
-        lines += [f"        kind = {different.index(kind)}"]
     more = "layout, first, n_rows)"
-    begin = by_kind("begin{}(memory, part, " + more, len(different))
-    add = by_kind("add{}(memory, floats, part, " + more, len(different))
+    begin = by_kind("begin{}(memory, part, " + more, n_kinds)
+    add = by_kind("add{}(memory, floats, part, " + more, n_kinds)
     return "\n".join(lines) + _SOURCE.replace("BEGIN", begin).replace("ADD", add)
+
+
+def part_lines(kinds: Sequence[Any], block: str) -> Iterator[str]:
+    """Lines that find a block's part of a launch, its number there and the kind of the part."""
+    different = list(dict.fromkeys(kinds))
+    yield f"    part, number, kind = parts[0], {block}, 0"
+    for i, kind in enumerate(kinds[1:]):
+        yield f"    if {block} >= ends[{i}]:"
+        yield f"        part, number = parts[{i + 1}], {block} - ends[{i}]"
+        yield f"        kind = {different.index(kind)}"
 
 
 def by_kind(line: str, n_kinds: int, room: str = "    ") -> str:
@@ -327,14 +338,20 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
 # -- the path -----------------------------------------------------------------------------------
 
 
-def _takes(p: CudaProblem) -> bool:
-    lies_well = p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
-    return p.rounds and lies_well and p.b_aligned and serves(p.b.dtype, p.m, p.k)
+def packed_path(
+    name: str, serves: Callable[[CudaProblem], bool], products: Callable[..., Call]
+) -> CudaProductPath:
+    """The path of a product with packed weights by a launch of one part, where it serves."""
+
+    def takes(p: CudaProblem) -> bool:
+        lies_well = p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
+        return p.rounds and lies_well and p.b_aligned and serves(p)
+
+    def bind(p: CudaProblem, o: CudaOperands) -> Call:
+        part = FewRowsProduct(o.c, o.b, p.b.dtype, p.n, added=o.c if o.accumulate else None)
+        return products([part], o.a, p.m, p.k, o.stream)
+
+    return CudaProductPath(name=name, takes=takes, bind=bind, scratch=lambda p: 0)
 
 
-def _bind(p: CudaProblem, o: CudaOperands) -> Call:
-    part = FewRowsProduct(o.c, o.b, p.b.dtype, p.n, added=o.c if o.accumulate else None)
-    return products([part], o.a, p.m, p.k, o.stream)
-
-
-FEW_ROWS = CudaProductPath(name="few rows", takes=_takes, bind=_bind, scratch=lambda p: 0)
+FEW_ROWS = packed_path("few rows", lambda p: serves(p.b.dtype, p.m, p.k), products)

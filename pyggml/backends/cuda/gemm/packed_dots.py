@@ -201,7 +201,7 @@ def _bounds(kind: DotShape) -> Any:
 
 
 @cache
-def _grid_filler(unit: PackedUnit) -> Any:
+def grid_filler(unit: PackedUnit) -> Any:
     """What copies the grids of W's type to shared memory, where a warp reads 32 rows at once."""
     words = grid_words_of(unit)
     if not words.size:
@@ -221,7 +221,7 @@ def _grid_filler(unit: PackedUnit) -> Any:
 
 @cache
 def beginner(kind: DotShape) -> Any:
-    begin, fill = _copies_beginner(kind), _grid_filler(kind.unit)
+    begin, fill = _copies_beginner(kind), grid_filler(kind.unit)
     if fill is None:
         return begin
 

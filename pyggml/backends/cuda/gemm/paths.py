@@ -15,11 +15,14 @@ two such matrices in one launch, a norm before them.
 from pyggml.backends.cuda.gemm.cublas import CUBLAS
 from pyggml.backends.cuda.gemm.dots import DOTS, DOTS_OF_FEW
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS
+from pyggml.backends.cuda.gemm.packed_tiles import PACKED_TILES
 from pyggml.backends.cuda.gemm.problem import CudaProblem, CudaProductPath
 from pyggml.backends.cuda.gemm.simt import SIMT
 from pyggml.backends.cuda.gemm.tensor import TENSOR
 
-PATHS: tuple[CudaProductPath, ...] = (FEW_ROWS, DOTS_OF_FEW, CUBLAS, DOTS, TENSOR, SIMT)
+PATHS: tuple[CudaProductPath, ...] = (
+    FEW_ROWS, DOTS_OF_FEW, PACKED_TILES, CUBLAS, DOTS, TENSOR, SIMT,
+)  # fmt: skip
 
 
 def path_of(p: CudaProblem) -> CudaProductPath:

@@ -32,7 +32,7 @@ from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import flash_attn_ext, reshape, rms_norm_mul, rope_table, set_rows
 from pyggml.ops.attention.rope import rope_apply
 
-MOST_TOKENS = 8
+MOST_TOKENS = 32
 _WIDEST = 512  # numbers of a head
 _WARPS = small(4, 1)  # of a block
 
@@ -102,7 +102,7 @@ def _heads() -> Any:
                     for i in range(lane, d, LANES):
                         v_cache[to + i] = v[at + i]
                 else:
-                    for other in range(token):
+                    for other in range(lane, token, LANES):
                         if ids[other] == row:
                             cuda.atomic.max(faults[0], 0, faults[2])
                     _normalise(rows[warp], k, at, weights[1], d, eps[1])

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.gemm import path_of
-from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, FewRowsProduct, FusedNorm, products
+from pyggml.backends.cuda.gemm import few_rows, packed_tiles, path_of
+from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, FewRowsProduct, FusedNorm
+from pyggml.backends.cuda.gemm.packed_tiles import PACKED_TILES
 from pyggml.backends.cuda.ops.products import problem_of
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite, is_of
@@ -28,9 +29,18 @@ def _are_few(products: Sequence[Tensor], compute: Compute) -> bool:
     """Whether products of one A of few rows can be parts of a launch."""
     problems, a = [problem_of(t, compute) for t in products], products[0].src[1]
     places = {(t.src[1].root, t.src[1].offset) for t in products}
-    return places == {(a.root, a.offset)} and all(
-        path_of(p) is FEW_ROWS and p.a == problems[0].a for p in problems
-    )
+    paths = {path_of(p).name for p in problems}
+    are_alike = places == {(a.root, a.offset)} and all(p.a == problems[0].a for p in problems)
+    return are_alike and paths in ({FEW_ROWS.name}, {PACKED_TILES.name})
+
+
+def _fits(products: Sequence[Tensor], compute: Compute, is_gated: bool, has_norm: bool) -> bool:
+    """Whether a block's shared memory is enough, of tiles; of fewer rows it always is."""
+    problems = [problem_of(t, compute) for t in products]
+    if path_of(problems[0]) is FEW_ROWS:
+        return True
+    matrices = tuple((p.b.dtype, p.n) for p in problems[: 1 if is_gated else None])
+    return packed_tiles.serves(matrices, problems[0].m, problems[0].k, is_gated, has_norm)
 
 
 def reads_norm(product: Tensor, norm: Tensor) -> bool:
@@ -43,7 +53,8 @@ def reads_norm(product: Tensor, norm: Tensor) -> bool:
 def _follow_norm(m: Match, compute: Compute) -> bool:
     """Products of one normalised A: of queries, keys and values, say."""
     products = [t for t in m.nodes if is_of(t, "mul_mat")]
-    return reads_norm(products[0], m.norm) and _are_few(products, compute)
+    are_few = reads_norm(products[0], m.norm) and _are_few(products, compute)
+    return are_few and _fits(products, compute, is_of(m.nodes[-1], "swiglu"), has_norm=True)
 
 
 def _are_gated(m: Match, compute: Compute) -> bool:
@@ -64,7 +75,8 @@ def _bind(
     """A launch for a normalised A, of the first node, or for that of the first product."""
     (product, *_), (first, *_) = (s for s in sites if is_of(s.node, "mul_mat")), sites
     p, a = problem_of(product.node, product.compute), first.src[0 if norm else 1]
-    return products(parts, a, p.m, p.k, first.stream, norm)
+    launch = few_rows.products if path_of(p) is FEW_ROWS else packed_tiles.products
+    return launch(parts, a, p.m, p.k, first.stream, norm)
 
 
 def _part(site: CudaSite) -> FewRowsProduct:

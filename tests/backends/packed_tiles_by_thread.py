@@ -1,0 +1,152 @@
+"""A script: the kernel of packed weights on tensor cores (gemm/packed_tiles.py), each thread a
+thread of Python. It prints, for each product, what it is and its error.
+"""
+
+import numpy as np
+from by_thread import bytes_of, copy_16, own, run_cluster, show, words_at
+
+from pyggml.backends.cuda.code import byte_ptx, ptx
+from pyggml.quants import dequantize, quantize
+
+
+def rounded(x):
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widened(x):
+    return (np.asarray(x, np.uint32) << 16).view(np.float32)
+
+
+def two_bf16(first, second):
+    low, high = rounded([first, second])
+    return np.uint32(int(low) | int(high) << 16)
+
+
+def weights_of_bytes(word, scale, least, excess):
+    x = np.frombuffer(bytes_of(word), np.int8).astype(np.float64) + excess
+    w = (x * scale + least).astype(np.float32)
+    return two_bf16(w[0], w[1]), two_bf16(w[2], w[3])
+
+
+def copy_8(memory, to, source, at):
+    assert at % 8 == 0 and to % 8 == 0, f"8 bytes are copied from {at} to {to}"
+    memory[to : to + 8] = source[at : at + 8]
+
+
+def halves(word):
+    return [widened(int(word) & 0xFFFF), widened(int(word) >> 16)]
+
+
+def multiply_tile(c, a, b0, b1):
+    """As the PTX manual has the fragments of m16n8k16."""
+    warp, lane = own.warp, own.lane
+    warp.slots[lane] = a, (b0, b1)
+    warp.barrier.wait()
+    g, t = lane >> 2, lane & 3
+    lefts = [warp.slots[4 * g + i][0] for i in range(4)]
+    columns = (2 * t, 2 * t + 1)
+    rights = [[warp.slots[4 * column + i][1] for i in range(4)] for column in columns]
+    found = []
+    for row in range(2):
+        for right in rights:
+            total = 0.0
+            for i in range(4):
+                for half in range(2):
+                    x, y = halves(lefts[i][row + 2 * half]), halves(right[i][half])
+                    total += float(x[0] * y[0]) + float(x[1] * y[1])
+            found.append(total)
+    warp.barrier.wait()
+    return tuple(np.float32(float(x) + y) for x, y in zip(c, found, strict=True))
+
+
+def group_multiplier(is_exact, sixteens):
+    def multiply(memory, at, apart, words, factors, sums):
+        sums = list(sums)
+        for n, word in enumerate(words):
+            excess = 0 if is_exact else byte_ptx.EXCESS
+            two = weights_of_bytes(word, factors[n // 4], factors[2 + n // 4], excess)
+            for j in range(sixteens):
+                own = slice(8 * j + 4 * (n & 1), 8 * j + 4 * (n & 1) + 4)
+                a = words_at(4)(memory, at + 16 * n + j * apart)
+                sums[own] = multiply_tile(sums[own], a, *two)
+        return tuple(sums)
+
+    return multiply
+
+
+ptx.two_bf16, byte_ptx.copy_8, byte_ptx.group_multiplier = two_bf16, copy_8, group_multiplier
+byte_ptx.copy_16 = lambda memory, to, source, at: copy_16(memory, to, source, at, 16)
+ptx.plain = lambda *_, **__: lambda: None
+
+from pyggml.backends.cuda.gemm import few_rows  # noqa: E402
+from pyggml.backends.cuda.gemm import packed_tiles as tiles  # noqa: E402
+from pyggml.graph.dtypes import DTYPES  # noqa: E402
+
+few_rows.least_shared = tiles.least_shared = lambda: 0
+tiles._SHAPES = ((2, 2),)
+rng = np.random.default_rng(1)
+
+
+def numbers(*shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def matrix(kind, n, k):
+    packed = quantize(numbers(n, k), kind)
+    return packed.reshape(-1), widened(rounded(dequantize(packed, kind))).reshape(n, k)
+
+
+def part_of(kind, n, k, rows, **more):
+    packed, plain = matrix(kind, n, k)
+    out = np.full(rows * n, np.nan, np.float32)
+    return few_rows.FewRowsProduct(out, packed, DTYPES[kind], n, **more), plain
+
+
+def launch(parts, a, rows, k, norm=None, blocks=1, shared=200 << 10, in_clusters=False):
+    tiles.BLOCKS, tiles.most_shared = blocks, lambda: shared
+    tiles.has_clusters = lambda: in_clusters
+    call = tiles.products(parts, a.reshape(-1), rows, k, None, norm)
+    kernel, (grid, n_threads, _, n_bytes), arguments, _ = call.arguments
+    for first in range(0, grid, 1 + in_clusters):
+        xs = range(first, first + 1 + in_clusters)
+        run_cluster(kernel, arguments, 0, (grid, 1, 1), n_threads, xs, n_bytes)
+
+
+def added(kind, n, k, rows, **how):
+    a, before = numbers(rows, k), numbers(rows, n)
+    part, plain = part_of(kind, n, k, rows, added=before.reshape(-1))
+    launch([part], a, rows, k, **how)
+    wanted = widened(rounded(a)) @ plain.T + before
+    show(f"{kind} {n} x {k}, {rows} rows", part.out.reshape(rows, n), wanted)
+
+
+def normed(kinds, k, rows, **how):
+    a, weights, out = 3 * numbers(rows, k), numbers(k), np.full(rows * k, np.nan, np.float32)
+    rate = 1 / np.sqrt((a.astype(float) ** 2).mean(1, keepdims=True) + 1e-3)
+    (first, w), (second, v) = (
+        part_of(kind, n, k, rows) for kind, n in zip(kinds, (16, 9), strict=True)
+    )
+    norm = few_rows.FusedNorm(weights, np.float32(1e-3), out, True)
+    launch([first, second], a, rows, k, norm, **how)
+    wanted = rate * widened(rounded(a * weights))
+    show(f"first of {kinds}", first.out.reshape(rows, -1), wanted @ w.T)
+    show(f"second of {kinds}", second.out.reshape(rows, -1), wanted @ v.T)
+    show(f"norm before {kinds}", out.reshape(rows, k), a * rate * weights)
+
+
+def gated(kind, k, n, rows, **how):
+    a, (up, plain_up) = numbers(rows, k), matrix(kind, n, k)
+    part, plain = part_of(kind, n, k, rows, up=up)
+    launch([part], a, rows, k, **how)
+    a = widened(rounded(a))
+    gate = a @ plain.T
+    show(f"gated {kind}", part.out.reshape(rows, n), gate / (1 + np.exp(-gate)) * (a @ plain_up.T))
+
+
+normed(("Q4_K", "Q6_K"), 1024, 3, blocks=2)
+added("Q8_0", 9, 2048, 9, shared=76 << 10)  # a slice of A after the other
+gated("Q5_K", 1024, 9, 2)
+normed(("Q8_0", "Q8_0"), 2048, 2, blocks=4, in_clusters=True)
+added("Q8_0", 9, 3072, 3, in_clusters=True, shared=76 << 10)  # two steps and one
+gated("Q8_0", 2048, 9, 3, in_clusters=True)
