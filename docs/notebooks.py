@@ -68,10 +68,11 @@ def notebook(text: str) -> NotebookNode:
 _PYTHON = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
 
-def execute(lesson: Path, again: bool = False) -> list[list[dict[str, Any]]]:
+def execute(lesson: Path, again: bool = False, checked: bool = False) -> list[list[dict[str, Any]]]:
     """The outputs of each cell, from the cache if neither the lesson nor the package has changed.
 
-    again: run it in any case. Raises CellFailed for a cell that fails.
+    again: run it in any case. checked: with kernels that check bounds, where this process has them,
+    and not with those of users. Raises CellFailed for a cell that fails.
     """
     text = lesson.read_text("utf-8")
     kept = CACHE / f"{lesson.stem}-{_state(text)}.json"
@@ -79,9 +80,11 @@ def execute(lesson: Path, again: bool = False) -> list[list[dict[str, Any]]]:
         stored: list[list[dict[str, Any]]] = json.loads(kept.read_text("utf-8"))
         return stored
     try:
-        outputs = [cell.outputs for cell in _run(text).cells[1:]]
+        outputs = [cell.outputs for cell in _run(text, checked).cells[1:]]
     except (CellExecutionError, CellTimeoutError) as error:
         raise CellFailed(f"{lesson.name}: {_COLOUR.sub('', str(error))}") from None
+    if checked:  # a sum may differ in its last bit from the one that users see
+        return outputs
     CACHE.mkdir(parents=True, exist_ok=True)
     for old in CACHE.glob(f"{lesson.stem}-*.json"):
         old.unlink()
@@ -89,11 +92,10 @@ def execute(lesson: Path, again: bool = False) -> list[list[dict[str, Any]]]:
     return outputs
 
 
-def _run(text: str) -> NotebookNode:
+def _run(text: str, checked: bool) -> NotebookNode:
     book = new_notebook(metadata=_PYTHON)
     book.cells = [new_code_cell(source) for source in (_SETUP, *cells(text))]
-    # Kernels as users have them, without the checks of bounds that tests switch on.
-    env = {k: v for k, v in os.environ.items() if k != "NUMBA_BOUNDSCHECK"}
+    env = {k: v for k, v in os.environ.items() if checked or k != "NUMBA_BOUNDSCHECK"}
     with TemporaryDirectory() as folder:  # what a lesson writes goes with it
         place = {"metadata": {"path": folder}}
         client = NotebookClient(

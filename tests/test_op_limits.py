@@ -1,10 +1,8 @@
 """Every op with an empty axis, and with row numbers, spans, ids and targets out of range: its own
 numbers, as the reference has them, or a sentence. In a process of its own: a fault would end it."""
 
-import subprocess
 import sys
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,13 +66,9 @@ def faults(variants, names):
 
 @pytest.mark.parametrize("variants", ["emptied", "out_of_range"])
 def test_an_op_has_its_own_numbers_or_an_error(variants):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__)), variants],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    from processes import python  # which that process has not
+
+    done = python("-W", "ignore", __file__, variants)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 

@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+from cases import cases
 from extras import need
 
 from attacks import fuzz
@@ -14,14 +15,7 @@ from pyggml.errors import PyggmlError
 N_INPUTS = 150  # of each parser, besides its seeds and the corpus
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("name", ["gguf", "json-lines"])
-@pytest.mark.filterwarnings("ignore")
-def test_quick(name, monkeypatch):
-    test_a_short_round(name, monkeypatch)
-
-
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", cases(TARGETS, ["gguf", "json-lines"]))
 @pytest.mark.filterwarnings("ignore")  # numbers that are no numbers are read, and summed
 def test_a_short_round(name, monkeypatch):
     if name == "parquet":

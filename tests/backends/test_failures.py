@@ -1,8 +1,6 @@
 """What a card refuses in the middle of a run, and what becomes of a lost one, by fakes."""
 
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +9,7 @@ from extras import reason
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from failing_card import Fails, of_driver, of_package, raising
+from processes import python
 
 from pyggml.backends.cuda.runtime import device, driver
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
@@ -202,7 +201,7 @@ del arrays[:10]
 
 def test_memory_of_a_lost_device_is_left_alone():
     """Also what is freed as the process ends, when nobody catches errors."""
-    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True)
+    done = python("-c", LOST)
     assert (done.stderr, done.returncode) == ("", 0)
     says = (
         "cuda:0 has failed: a kernel read or wrote memory that it does not have "
@@ -257,7 +256,7 @@ for kernel in sorted(loaded):
 
 def test_a_process_with_two_cards_ends_in_silence():
     """Numba has one handle for a kernel of both, and unloads it for each."""
-    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
+    done = python("-c", ENDS)
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.split() == ["0", "1", "0"]
 

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from processes import python
 
 import pyggml as library
 from pyggml.cli.terminal.interrupt import stop_on_signals
@@ -214,8 +215,7 @@ sys.exit(run(lambda: command, "pyggml", []))
 @pytest.mark.parametrize("busy", ["0", "0.3"])
 def test_a_signal_within_a_function_that_c_calls_ends_the_command(name, code, busy):
     """As LLVM does while kernels are compiled: Python ignores what such a function raises."""
-    command = [sys.executable, "-P", "-c", LOST, name, busy]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = python("-P", "-c", LOST, name, busy)
     assert ended.returncode == code
     assert "Traceback" not in ended.stderr, ended.stderr
 

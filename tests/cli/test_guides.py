@@ -1,11 +1,10 @@
 """By hand along the guides that end in a command: an objective, a format, a device."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from guides import DOCS, ROOT, blocks_of, copy_of, edit, run_tests
+from guides import DOCS, blocks_of, copy_of, edit, run_tests
+from processes import python
 from reference_backend import ReferenceBackend
 
 from pyggml.lora import StepReport
@@ -33,8 +32,7 @@ sys.exit(cli.main(sys.argv[2:]))
 
 def command(tree, *arguments):
     """`pyggml ARGUMENTS` of the checkout with the folder lora/ of this tree, ended."""
-    words = [sys.executable, "-c", COMMAND, tree, *arguments]
-    return subprocess.run([str(w) for w in words], cwd=ROOT, capture_output=True, text=True)
+    return python("-c", COMMAND, tree, *arguments)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from extras import need
 from hub_server import REVISION, serving
+from processes import python
 
 import pyggml as library
 from pyggml import gguf, hub
@@ -230,5 +230,5 @@ def test_a_folder_or_pattern_of_a_data_set_is_named(online):
 
 
 def test_python_m_pyggml_is_the_command():
-    ended = subprocess.run([sys.executable, "-m", "pyggml", "--version"], capture_output=True)
-    assert ended.returncode == 0 and ended.stdout.startswith(b"pyggml ")
+    ended = python("-m", "pyggml", "--version")
+    assert ended.returncode == 0 and ended.stdout.startswith("pyggml ")

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from processes import printed
 
 import pyggml as library
 from pyggml.cli import __main__ as cli
@@ -35,12 +36,12 @@ def test_nothing_heavy_is_imported_before_a_command_is_called(arguments):
         f"import sys; from pyggml.cli.__main__ import main; main({arguments!r});"
         "sys.exit(bool({'numpy', 'numba', 'rich', 'pyggml.lora'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True).returncode == 0
+    printed(code)
 
 
 def test_a_run_into_a_pipe_does_not_import_rich(tiny, text, tmp_path):
     code = "import sys, pyggml.cli.commands.finetune; sys.exit('rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True).returncode == 0
+    printed(code)
 
 
 @pytest.mark.quick

@@ -1,8 +1,6 @@
 """Pictures of graphs: equal blocks are one, nodes stand below their sources, nothing is lost."""
 
-import os
 import re
-import subprocess
 import sys
 from html import escape
 from itertools import pairwise
@@ -13,6 +11,7 @@ import pytest
 from extras import need, needs
 from graphs import graphs
 from hypothesis import given, settings
+from processes import printed
 from tiny_models import zero_parts
 
 from pyggml.alloc import plan
@@ -217,8 +216,7 @@ assert data["image/svg+xml"] == picture(graph), data
 
 @needs("IPython")
 def test_a_notebook_shows_a_graph_as_its_picture(tmp_path):
-    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", SHOWN], check=True, env=env, timeout=120)
+    printed(SHOWN, IPYTHONDIR=str(tmp_path))
 
 
 def test_the_inside_marks_what_reads_a_parameter(graph):
