@@ -8,8 +8,9 @@ usage: many_ranks.py MODEL.gguf [--tokens 128] [--batch 1] [--passes 4] [--steps
 The first form measures the parts here: passes of processes that know nothing of each other, as many
 as there will be ranks, each with a rank's share of the passes; exchanges of ranks that compute
 nothing. It puts them together, and holds the step that it foretells against steps of the same
-processes as ranks: a JSON line for each number of them (--rounds). Where each has a card of its
-own, what the ranks tell each other of their losses goes beside the sum.
+processes as ranks: a JSON line for each number of them. Where each has a card of its own, what the
+ranks tell each other of their losses goes beside the sum. Of --rounds those count in which others
+took less than 3 % of the processors' time.
 
 The second form is about hosts with a rank each, k passes a step, which scatter about the median by
 the quantiles of --spread, by default those measured (`SPREAD`). A line for each number of hosts and
@@ -51,6 +52,7 @@ from pyggml.runtime.choice import backends_of
 
 SMALL, OF_LOSSES = 4, 2  # small exchanges of a step: to go on, two of the losses, before the sum
 MESSAGE = 30e-6  # seconds from host to host over TCP
+_MOST_OF_OTHERS = 0.03  # of the processors' time, in a round that counts
 # How far a pass is from the median: quantiles 0, 1/8, …, 1 of 160 passes of two processes that
 # computed beside each other on two cores of a shared machine.
 SPREAD = (0.958, 0.984, 0.99, 0.994, 1.0, 1.006, 1.014, 1.026, 1.252)
@@ -191,24 +193,39 @@ def be_one(given: argparse.Namespace) -> None:
             print(json.dumps({**told, "step": cast(list[float], line["each"])[3:]}))
 
 
-def measured_parts(given: argparse.Namespace, n: int) -> dict[str, list[float]]:
-    """Seconds of each part, as the first of n processes that this one starts has measured them."""
+def measured_parts(given: argparse.Namespace, n: int) -> tuple[dict[str, list[float]], float]:
+    """(Seconds of each part, as the first of n processes that this one starts has measured them,
+    the share of all processors' time that others took meanwhile)."""
     words = [sys.executable, *sys.argv, f"--of={n}"]
     env = {**os.environ} | ({"NUMBA_NUM_THREADS": "1"} if given.device == "cpu" else {})
+    before = _processor_seconds()
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
-    return dict(json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1]))
+    every, busy, own = (b - a for a, b in zip(before, _processor_seconds(), strict=True))
+    parts = dict(json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1]))
+    return parts, (busy - own) / every
+
+
+def _processor_seconds() -> tuple[float, float, float]:
+    """Seconds that this machine's processors have had, have been busy, or taken away, and have run
+    this process and those that it has waited for."""
+    times = np.array(Path("/proc/stat").read_text().split()[1:9], float) / os.sysconf("SC_CLK_TCK")
+    return times.sum(), times.sum() - times[3:5].sum(), sum(os.times()[:4])
 
 
 def foretell(given: argparse.Namespace) -> None:
     """A line for each number of ranks of this machine: the step foretold, and as it is, medians of
-    all rounds. The machine must be at rest."""
+    the rounds that count. SystemExit if none does."""
     counts = [*map(int, given.ranks.split(","))]
     seen: dict[Any, list[float]] = defaultdict(list)
-    for _ in range(given.rounds):
-        for n in counts:
-            for name, seconds in measured_parts(given, n).items():
-                seen[name, n] += seconds
+    shares: dict[int, list[float]] = defaultdict(list)
+    for n in counts * given.rounds:
+        parts, share = measured_parts(given, n)
+        shares[n].append(share)
+        for name, seconds in parts.items() if share < _MOST_OF_OTHERS else ():
+            seen[name, n] += seconds
     for n in counts:
+        if ("step", n) not in seen:
+            raise SystemExit(f"others took {min(shares[n]):.0%} of the processors in each round")
         usual = {name: float(np.median(s)) for (name, m), s in seen.items() if m == n}
         passes = np.array(seen["passes", n])
         small, total = usual.get("small", 0.0), usual.get("sum", 0.0)
@@ -219,6 +236,7 @@ def foretell(given: argparse.Namespace) -> None:
         told = float(np.median(steps(passes, given.passes, n, beside, share_cores)))
         spread = np.quantile(passes / usual["passes"], np.arange(9) / 8).tolist()
         line = {"ranks": n, "foretold": told, "off": f"{told / usual['step'] - 1:+.1%}", **usual}
+        line |= {"others": [round(s, 3) for s in shares[n]]}
         print(json.dumps({**line, "spread": [round(q, 3) for q in spread]}))
 
 

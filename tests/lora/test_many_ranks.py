@@ -58,3 +58,20 @@ def test_it_tells_of_hosts(many, capsys):
         0.8 * 2 * 7 / 8 / 12.5, rel=0.1
     )
     assert 2 < one["step"] < eight["step"] and eight["goodput"] < one["goodput"] < 1
+
+
+def test_rounds_in_which_others_compute_do_not_count(many, capsys, monkeypatch):
+    shares = iter((0.3, 0.01, 0.5))
+
+    def measured(_given, _n):
+        share = next(shares)
+        parts = {"passes": [0.5, 0.5], "rest": [0.1], "small": [0.0], "sum": [0.2]}
+        return parts | {"step": [1.6 if share > 0.03 else 0.8]}, share
+
+    monkeypatch.setattr(many, "measured_parts", measured)
+    words = ["model.gguf", "--passes", "2", "--ranks", "2"]
+    many.main([*words, "--rounds", "2"])
+    line = json.loads(capsys.readouterr().out)
+    assert line["off"] == "+0.0%" and line["others"] == [0.3, 0.01]
+    with pytest.raises(SystemExit, match="others took 50% of the processors"):
+        many.main(words)
