@@ -1,13 +1,17 @@
 """--gpu-layers and --split: blocks of a model on several devices give the CPU's bits."""
 
+from types import SimpleNamespace
+
 import pytest
 from separate_cpu import SeparateCPU
 from tiny_models import TOKENS, VOCABULARY, write_llama
 
 import pyggml as library
 from pyggml.cli.commands.finetune import memory
+from pyggml.cli.commands.finetune.summary import say_places
 from pyggml.cli.terminal import placing
 from pyggml.errors import ConfigError
+from pyggml.lora.ranks import Ranks
 from pyggml.models import build
 from pyggml.models.texts import inputs_of
 from pyggml.runtime import backends_of
@@ -82,6 +86,26 @@ def test_a_plan_says_how_many_passes_overlap(pyggml, cards, model, text, monkeyp
     first = planned[0][0]
     cards["a"].free = first.n_bytes - first.cache - 1
     assert "no passes of a step overlap; with 2 the run needs " in pyggml(*short, 3).out
+
+
+class Told(Ranks):
+    """The first of two ranks, of which the other says this."""
+
+    def __init__(self, other):
+        self.size, self.other = 2, other
+
+    def texts(self, text):
+        return [text, self.other]
+
+
+def test_ranks_that_leave_other_layers_to_the_cpu_are_refused(model, capsys):
+    opened = library.load(model, compute="f32", backends=[Card("a")], gpu_layers=3)
+    memory.expect_alike(opened, Told("2"))
+    with pytest.raises(ConfigError, match="rank 0 leaves 2 of 5 layers to the CPU, rank 1 none"):
+        memory.expect_alike(opened, Told("0"))
+    opened.placement = None
+    say_places(SimpleNamespace(model=opened, ranks=Told("1 of 4 blocks stay")))
+    assert "rank 1: 1 of 4 blocks stay" in capsys.readouterr().out
 
 
 def test_a_device_has_its_blocks_alone_and_activations_cross_once(model):

@@ -149,6 +149,22 @@ def stream(job: Job, trainer: Trainer, n_prompt: int) -> None:
         trainer.free()
 
 
+def expect_alike(model: Model, ranks: Ranks) -> None:
+    """ConfigError if some ranks leave more layers to the CPU than others, as for want of memory:
+    what a pass gives would depend on the rank that computes it."""
+    n_all = model.config.n_layer + 1
+    everywhere = [model.devices.backends[0]] * n_all
+    homes = model.placement.homes.values() if model.placement else everywhere
+    told = [*map(int, ranks.texts(str(sum(b.is_host for b in homes))))]
+    least, most = (told.index(pick(told)) for pick in (min, max))
+    if told[least] < told[most]:
+        raise ConfigError(
+            f"rank {most} leaves {told[most]} of {n_all} layers to the CPU, rank {least} "
+            f"{told[least] or 'none'}: the run would depend on which of them computes a pass; "
+            "wanted devices with as much memory free, or --stream-weights on"
+        )
+
+
 def _cache(model: Model, n_prompt: int) -> int:
     return _session(model, n_prompt).n_bytes
 

@@ -179,8 +179,8 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
         model, trained.parameters, corpus, job.train, job.objective, ranks, reference=base
     )
     memory.stream(job, trainer, len(prompt))
-    if job.resume is not None:
-        _resume(trainer, job.resume)
+    memory.expect_alike(model, ranks)
+    _resume(trainer, job.resume)
     summary.say_places(trainer)
     summary.say_memory(trainer.reserve(), job.train)
     summary.say_steps(trainer, job.fixed)
@@ -214,10 +214,12 @@ def _with_rate(job: Job, trained: Trained) -> Job:
     return replace(job, train=replace(job.train, lr=rate))
 
 
-def _resume(trainer: Trainer, path: Path) -> None:
-    """Raises CheckpointError; of another run with what can be done instead."""
+def _resume(trainer: Trainer, path: Path | None) -> None:
+    """From a checkpoint, if there is one. Raises CheckpointError; of another run with what can be
+    done instead."""
     try:
-        trainer.resume(path)
+        if path is not None:
+            trainer.resume(path)
     except CheckpointError as error:
         if not error.about.endswith(checkpoint.ANOTHER_RUN):
             raise

@@ -207,6 +207,10 @@ def say_places(trainer: Trainer) -> None:
         if training.n_parked:
             text = "of what blocks give wait in the host's memory for the way back"
             row("", f"{streaming.copies(training.n_parked)}, {text}")
+    texts = trainer.ranks.texts(str(streaming or ""))
+    for rank, text in enumerate(texts):
+        if text != texts[0] and trainer.ranks.is_first:
+            row("streamed", f"rank {rank}: {text or 'nothing'}")
 
 
 def say_memory(reserved: RunMemory, config: TrainConfig) -> None:
