@@ -10,6 +10,7 @@ from pyggml.cli import demo
 from pyggml.requantize import requantize
 
 SHORT = ("--ctx", 32, "--max-steps", 4, "--val-windows", 4, "--prompt", "ROMEO:")
+ATTENTION = ("--lora-modules", "attn_q,attn_v")  # each is taken apart into its singular values
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def figures(line):
 
 @pytest.mark.parametrize(
     "how",
-    [("--lora-rank", 4), ("--train", "scales"), ("--train", "full")],
+    [("--lora-rank", 4, *ATTENTION), ("--train", "scales"), ("--train", "full")],
     ids=["lora", "scales", "full"],
 )
 def test_a_run_is_measured_before_and_after(pyggml, packed, tmp_path, how):

@@ -1,10 +1,18 @@
 """`pyggml inspect --machine`: what computes here."""
 
+import pytest
+
 from pyggml.backends.cuda import Card
 from pyggml.cli.commands.inspect.machine import _line
 from pyggml.jit.isa import ISAS
 from pyggml.kernels.gemm import CHOSEN, FASTEST, PATHS
 from pyggml.quants import QUANTS
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch):
+    """What the machine can do at most is measured for an instant, not for seconds."""
+    monkeypatch.setattr("pyggml.look.limits._SECONDS", 0.01)
 
 
 def test_inspect_says_what_computes_on_this_machine(pyggml):
