@@ -15,6 +15,7 @@ _FASTMATH = {"reassoc", "contract", "nsz"}
 OPTIONS: dict[str, Any] = {
     "cache": CACHE is not None,
     "nogil": True,
+    "no_cfunc_wrapper": True,  # for C, which calls none; `Code` has its own
     "error_model": "numpy",
     "fastmath": _FASTMATH,
 }

@@ -132,7 +132,7 @@ def _release(typing: Any, lock: Any) -> Any:
 
 
 # Compiled into those that follow; a wrapper and a file of its own would double the time.
-_part = numba.njit(**OPTIONS | {"cache": False}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_part = numba.njit(**OPTIONS | {"cache": False}, no_cpython_wrapper=True)
 
 
 @_part
