@@ -62,6 +62,7 @@ USES_NUMBA |= {
         "code/jit",
         "code/lowering",
         "code/ptx",
+        "code/straight",
         "runtime/ahead",
         "runtime/cubins",
         "runtime/driver",

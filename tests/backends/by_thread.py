@@ -39,9 +39,6 @@ class Cuda:
     def __getattr__(self, name):
         return getattr(own, name)
 
-    def popc(self, word):
-        return int(word).bit_count()
-
     def syncthreads(self):
         own.block.wait()
 
@@ -66,7 +63,7 @@ class Cuda:
 toolkit.cuda = Cuda()
 
 # The modules below take `cuda` from the driver when they are imported.
-from pyggml.backends.cuda.code import byte_ptx, cluster_ptx, jit, ptx, warp  # noqa: E402
+from pyggml.backends.cuda.code import byte_ptx, cluster_ptx, jit, ptx, straight, warp  # noqa: E402
 
 jit.most_shared = lambda: 227 << 10
 
@@ -149,6 +146,8 @@ byte_ptx.put_shared_pair = byte_ptx.put_shared_words = put
 byte_ptx.half_of = lambda word: np.uint16(int(word) & 0xFFFF).view(np.float16).astype("f4")
 byte_ptx.shared_float = lambda array, i: array[i]
 byte_ptx.copier, byte_ptx.pick_bytes, byte_ptx.dot_bytes = copier, pick_bytes, dot_bytes
+byte_ptx.count_ones = lambda word: np.uint32(int(word).bit_count())
+straight.straight = lambda function, _returns: function
 byte_ptx.constants_loader = lambda _, words: lambda i: tuple(words[4 * i : 4 * i + 4])
 
 

@@ -33,7 +33,7 @@ def bytes_of(*words):
 
 
 def word_of(raw):
-    return np.uint64(int.from_bytes(bytes(raw), "little"))
+    return np.uint32(int.from_bytes(bytes(raw), "little"))
 
 
 def pick_bytes(low, high, which):
@@ -43,7 +43,7 @@ def pick_bytes(low, high, which):
 
 def dot_bytes(a, b, c):
     pairs = zip(*(np.frombuffer(bytes_of(w), np.int8).tolist() for w in (a, b)), strict=True)
-    return np.int64(int(c) + sum(x * y for x, y in pairs))
+    return np.int32(int(c) + sum(x * y for x, y in pairs))
 
 
 def look_up(indices, *words):
@@ -64,17 +64,8 @@ def digits_of(word, power):
     return word_of(3 * (x * int(power) % 256) // 256 for x in bytes_of(word))
 
 
-class Wide:
-    """NumPy whose whole numbers are wide, as the results of Numba's are."""
-
-    int64 = np.int64
-    int32 = staticmethod(lambda x: np.int64(np.uint32(int(x) & 0xFFFFFFFF).view(np.int32)))
-    uint32 = staticmethod(lambda x: np.uint64(np.uint64(x) & np.uint64(0xFFFFFFFF)))
-    float32 = np.float32
-
-
 KNOWN = {
-    "np": Wide,
+    "np": np,
     "ZERO": np.float32(0),
     "shared_word": lambda memory, at: number_at(memory, at, 4),
     "shared_pair": words_at(2),

@@ -110,6 +110,16 @@ def half_of(typing, word):
     return types.float32(types.uint32), emit
 
 
+@intrinsic
+def count_ones(typing, word):
+    """How many bits of a word are 1."""
+
+    def emit(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint32(types.uint32), emit
+
+
 @cache
 def copier(n_bytes: int) -> Any:
     """copy(shared, to, source, at): begin to copy n_bytes to shared memory, as all lanes of a

@@ -20,6 +20,7 @@ import numpy as np
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.formulas import ZERO, silu
 from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.code.straight import floats, straight
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.packed import (
@@ -144,7 +145,8 @@ def _dot(words: range) -> str:
 @cache
 def _multiplier(unit: PackedUnit, rows: int, has_halves: bool) -> Any:
     names = {**vocabulary(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
-    return device(compile_closure(source_of(unit, rows, has_halves), "multiply_unit", names))
+    function = compile_closure(source_of(unit, rows, has_halves), "multiply_unit", names)
+    return straight(function, floats(rows))
 
 
 # -- a chunk -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pyggml.backends.cuda.code import byte_ptx, cluster_ptx, ptx
 from pyggml.backends.cuda.code.formulas import silu
 from pyggml.backends.cuda.code.fours import load_four
 from pyggml.backends.cuda.code.jit import device
+from pyggml.backends.cuda.code.straight import floats, straight
 from pyggml.backends.cuda.code.warp import warp_sum
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.runtime.driver import cuda
@@ -142,7 +143,8 @@ def multiplier(shape: PackedTileShape) -> Any:
     }  # fmt: skip
     scope = {"cuda": cuda, "ZERO": np.float32(0)}
     for i in range(MOST_GROUPS):
-        scope[f"add{i}"] = device(compile_closure(source_of(shape.unit, i), "add", names))
+        group = compile_closure(source_of(shape.unit, i), "add", names)
+        scope[f"add{i}"] = straight(group, floats(8 * shape.sixteens))
     return device(compile_closure("\n".join(lines), "multiply", scope))
 
 

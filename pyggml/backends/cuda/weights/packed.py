@@ -17,7 +17,6 @@ import numpy as np
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.backends.cuda.code.jit import device
-from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.readers import PythonBlock, half_e8m0, with_named_numbers
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import EVEN_SIGNS, GROUP, ByteTable
@@ -330,7 +329,7 @@ def _mask_of(four):
 def _even_signs(seven, first):
     """Bytes of 255 for the bits from `first` on, 0 or 4, of seven and an eighth that makes the
     number of ones even."""
-    eight = seven | (np.uint32(cuda.popc(seven)) << np.uint32(7))
+    eight = seven | (byte_ptx.count_ones(seven) << np.uint32(7))
     return _mask_of((eight >> first) & np.uint32(15))
 
 
@@ -399,4 +398,6 @@ def compile_closure(source: str, name: str, scope: Mapping[str, Any]) -> Any:
     text = f"def make({', '.join(scope)}):\n{indent(source, '    ')}\n    return {name}"
     names: dict[str, Any] = {}
     exec(compile(text, f"<{name}>", "exec"), names)
-    return names["make"](**scope)
+    function = names["make"](**scope)
+    function.text = source
+    return function

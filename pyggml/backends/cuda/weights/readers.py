@@ -219,9 +219,8 @@ def byte_of(low, high, i):
 @device
 def half_e8m0(e):
     """2^(e − 128) for e (uint32) from 0 to 255; the lowest two are subnormal."""
-    if e < np.uint32(2):
-        return ptx.as_float(np.uint32(0x00200000) << e)
-    return ptx.as_float((e - np.uint32(1)) << np.uint32(23))
+    lowest, higher = np.uint32(0x00200000) << e, (e - np.uint32(1)) << np.uint32(23)
+    return ptx.as_float(lowest if e < np.uint32(2) else higher)
 
 
 @device
