@@ -1,5 +1,6 @@
 """Tests that need a card, or the simulator: NUMBA_ENABLE_CUDASIM=1 pytest tests/backends/card."""
 
+import os
 import sys
 
 import pytest
@@ -16,6 +17,18 @@ except DeviceError:
 sys.setswitchinterval(5e-5)
 
 collect_ignore_glob = [] if FOUND else ["test_*.py"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiles_alone():
+    """Workers of a session are processes enough: none is forked to compile in others, of which one
+    that hangs is waited for two minutes."""
+    from pyggml.backends.cuda.runtime import ahead
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            patch.setattr(ahead, "n_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session")
