@@ -310,6 +310,7 @@ def load(card: Card, file: str) -> None:
     model = pyggml.load(file, backends=[card.backend])
     weights = [w for w in model.parts.weights.values() if is_constant(w)]
     n, largest = sum(w.n_bytes for w in weights), max(weights, key=lambda w: w.n_bytes)
+    model.lack_in_use()  # what loads a model has planned a pass; the file's first bytes are locked
     began = perf_counter()
     model.devices.load(weights, card.backend)
     taken = perf_counter() - began

@@ -77,6 +77,11 @@ class Backend(ABC):
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
         """Give a tensor its memory: `n_bytes` of the arena, from `offset` on."""
 
+    def place(self, tensors: Sequence[Tensor]) -> None:
+        """Give many tensors, such as weights, memory that lasts as long as one of them."""
+        for tensor in tensors:
+            self.attach(tensor, self.alloc(tensor.n_bytes), 0)
+
     @abstractmethod
     def bind(
         self,
@@ -110,6 +115,10 @@ class Backend(ABC):
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         """Set a tensor's numbers. `values` has its shape, and a type that NumPy casts to its
         own."""
+
+    def expect(self, arrays: Iterable[np.ndarray]) -> None:
+        """Note that arrays of the host, such as a file's weights, will soon be loaded."""
+        return
 
     def load(self, pairs: Iterable[tuple[Tensor, np.ndarray]]) -> None:
         """Set the numbers of many tensors, such as weights, to those of arrays of the same shape,

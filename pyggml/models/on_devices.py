@@ -10,6 +10,7 @@ from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph
+from pyggml.graph.arrays import array, is_constant
 from pyggml.graph.dtypes import BF16, F16, F32, DType
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.kernels.gemm import FASTEST
@@ -37,6 +38,8 @@ class ModelOnDevices:
         self.devices = Devices([*backends, self.backend])
         self.devices.hold(*parts.weights.values())
         self.group(parts.weights)
+        weights = filter(is_constant, parts.weights.values())
+        self.devices.backends[0].expect(map(array, weights))
         self.adapters: tuple[LoraPairs, ...] = ()
         self.release = False
         self.placement: Placement | None = None  # None: the first device that can computes all

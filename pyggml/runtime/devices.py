@@ -16,6 +16,8 @@ from functools import partial
 from itertools import filterfalse
 from weakref import WeakKeyDictionary, WeakSet
 
+import numpy as np
+
 from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU
 from pyggml.graph.arrays import array, detach
@@ -166,10 +168,23 @@ class Devices:
         if backend.is_host:
             return
         new = [t for t in leaves if backend not in self._newest.setdefault(t, {self.host})]
-        backend.load((self.copy_of(t, backend), array(t)) for t in new)
+        copies = [self.planned_copy(t, backend) for t in new]
+        roots = [r for r in dict.fromkeys(c.root for c in copies) if r not in self._placed]
+        if roots:
+            backend.place(roots)
+            self._placed.update(roots)
+        backend.load(self._let_go(new, copies))
         for leaf in new:
             self._newest[leaf].add(backend)
             self.n_moves += self.holds(leaf)
+
+    def _let_go(
+        self, leaves: Sequence[Tensor], copies: Sequence[Tensor]
+    ) -> Iterator[tuple[Tensor, np.ndarray]]:
+        """Copies, and the host's arrays of them, whose pages are released as the next is asked
+        for: a device that goes on copying meanwhile takes no longer."""
+        for leaf, copy in zip(leaves, copies, strict=True):
+            yield copy, array(leaf)
             if (let_go := self.host.release(leaf)) is not None:
                 let_go()
 

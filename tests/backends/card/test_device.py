@@ -45,10 +45,12 @@ def test_what_was_written_is_read(card, kind):
     np.testing.assert_array_equal(card.read(t), values)
 
 
-def test_weights_are_loaded_in_pieces(card, tmp_path, monkeypatch):
-    """Of a file and of memory; a weight ends within the page where the next one begins."""
-    monkeypatch.setattr(loading, "_HALF", 1 << 14)
-    monkeypatch.setattr(device, "_LARGE", 1 << 12)
+@pytest.mark.parametrize("most", [0, 1 << 17, 1 << 20], ids=["none ahead", "half ahead", "ahead"])
+def test_weights_are_loaded_in_pieces(card, tmp_path, monkeypatch, most):
+    """Of a file, of which a part was expected, and of memory; a weight ends within the page where
+    the next one begins."""
+    for name, n in (("_HALF", 1 << 14), ("_LOCKED", 1 << 15), ("_MOST_AHEAD", most)):
+        monkeypatch.setattr(loading, name, n)
     whole = RNG.integers(-128, 128, 1 << 18, np.int8)
     whole.tofile(tmp_path / "weights")
     mapped = np.frombuffer(map_file(tmp_path / "weights"), np.int8)
@@ -56,6 +58,10 @@ def test_weights_are_loaded_in_pieces(card, tmp_path, monkeypatch):
     arrays = [mapped[a:b] for a, b in pairwise(ends)]
     arrays.append(whole[5:50_000])
     pairs = [(placed(card, values.shape, I8), values) for values in arrays]
+    card.expect(arrays)
+    for first_bytes in loading._AHEAD.values():
+        first_bytes._thread.join()
+        assert first_bytes._n == min(most, whole.nbytes)
     card.load(pairs)
     for t, values in pairs:
         np.testing.assert_array_equal(card.read(t), values)

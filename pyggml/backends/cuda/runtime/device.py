@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,6 +17,7 @@ from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.runtime.captures import Capture
 from pyggml.backends.cuda.runtime.driver import (
     abandon,
+    address,
     cuda,
     description_of,
     free_what_is_gone,
@@ -28,7 +30,7 @@ from pyggml.backends.cuda.runtime.failures import is_failure, lost_by, ran_out, 
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, CudaKernel, CudaSite, OwnOp
 from pyggml.backends.cuda.runtime.launches import of_library
 from pyggml.backends.cuda.runtime.links import NcclLinks
-from pyggml.backends.cuda.runtime.loading import copy_rate, load, lock_file
+from pyggml.backends.cuda.runtime.loading import copy_rate, expect, load, lock_file
 from pyggml.backends.cuda.runtime.slabs import MemoryPlace, Slabs, taken
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.transfers import Bytes, Crossing, End, Transfers, is_locked
@@ -39,11 +41,11 @@ from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, Pyggm
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
+from pyggml.sizes import round_up
 
 # What the driver takes for a process and its kernels, and cuBLAS for its handles; for a node of a
 # captured graph.
 _CONTEXT, _OF_NODE = 868 << 20, 34 << 10
-_LARGE = 1 << 20  # an array that is worth locking pages
 
 _OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every process needs
 
@@ -149,19 +151,33 @@ class CudaBackend(Backend):
                 host_view(tensor, spanned)[...] = values
             self._transfers.to_card(target, spanned)
 
+    def expect(self, arrays: Iterable[np.ndarray]) -> None:
+        expect(self.index, arrays)
+
     def load(self, pairs: Iterable[tuple[Tensor, np.ndarray]]) -> None:
         with self._working():
-            load(self.index, self._large(pairs))
+            load(self.index, self._addressed(pairs))
 
-    def _large(
+    def _addressed(
         self, pairs: Iterable[tuple[Tensor, np.ndarray]]
-    ) -> Iterator[tuple[Bytes, np.ndarray]]:
-        """The large ones; the others are written meanwhile."""
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Arrays without gaps, and where they go; others are written."""
+        places = dict[int, int]()  # a buffer -> its address, for which Numba takes its time
         for t, values in pairs:
-            if t.is_contiguous and values.nbytes >= _LARGE:
-                yield self._bytes(t), values
-            else:
+            if not t.is_contiguous:
                 self.write(t, values)
+                continue
+            buffer, first = t.root.data.buffer, t.root.data.offset + t.offset
+            if id(buffer) not in places:
+                places[id(buffer)] = address(buffer)
+            yield places[id(buffer)] + first, values
+
+    def place(self, tensors: Sequence[Tensor]) -> None:
+        """As Backend.place, in one piece: to take many takes longer."""
+        starts = [0, *accumulate(round_up(t.n_bytes, 256) for t in tensors)]
+        memory = self.alloc(starts[-1])
+        for t, start in zip(tensors, starts, strict=False):
+            self.attach(t, memory, start)
 
     def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:
         with self._working():

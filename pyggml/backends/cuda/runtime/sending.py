@@ -16,9 +16,10 @@ from llvmlite import binding as llvm
 from pyggml.backends.cuda.runtime.simulator import on_card
 
 # A row has: handle of a file, below 0 for none; first byte in the file, or address; address on the
-# card; bytes. One half of the memory is filled while the other is copied.
+# card; bytes. Threads share the number of the next row. One half of a thread's memory is filled
+# while the other is copied.
 _CODE = """
-define i64 @send(ptr %rows, i64 %n_rows, i64 %turn, i64 %memory, i64 %half, i64 %stream,
+define i64 @send(ptr %rows, i64 %n_rows, ptr %shared, i64 %memory, i64 %half, i64 %stream,
                  ptr %events) {{
 entry:
   %read = inttoptr i64 {read} to ptr
@@ -28,7 +29,8 @@ entry:
   %mark = inttoptr i64 {mark} to ptr
   br label %next
 next:
-  %i = phi i64 [ 0, %entry ], [ %i_next, %sent ]
+  %turn = phi i64 [ 0, %entry ], [ %turn_next, %sent ]
+  %i = atomicrmw add ptr %shared, i64 1 monotonic
   %is_row = icmp ult i64 %i, %n_rows
   br i1 %is_row, label %row, label %end
 row:
@@ -40,8 +42,7 @@ row:
   %start = load i64, ptr %start_field
   %target = load i64, ptr %target_field
   %n = load i64, ptr %n_field
-  %turns = add i64 %turn, %i
-  %is_second = and i64 %turns, 1
+  %is_second = and i64 %turn, 1
   %offset = mul i64 %is_second, %half
   %at = add i64 %memory, %offset
   %event_field = getelementptr i64, ptr %events, i64 %is_second
@@ -82,7 +83,7 @@ given_it:
   %is_marked = icmp eq i32 %marked, 0
   br i1 %is_marked, label %sent, label %refused
 sent:
-  %i_next = add i64 %i, 1
+  %turn_next = add i64 %turn, 1
   br label %next
 refused:
   %code = phi i32 [ %waited, %row ], [ %given, %filled ], [ %marked, %given_it ]
@@ -95,21 +96,24 @@ end:
 READS_FILES = sys.platform.startswith("linux")
 
 
-def send(rows: np.ndarray, turn: int, memory: np.ndarray, stream: int, events: np.ndarray) -> int:
-    """Begin to copy pieces to the current card, one after the other.
+def send(
+    rows: np.ndarray, shared: np.ndarray, memory: np.ndarray, stream: int, events: np.ndarray
+) -> int:
+    """Begin to copy pieces to the current card, one after the other, until there are no more.
 
-    rows: int64 (n, 4), as above; turn: how many pieces went through this memory before; memory:
-    page-locked, twice the largest piece; events: int64 (2,), handles of those that mark when each
-    half is copied. Returns 0, what a call of the driver returned instead, or a number below 0 if a
-    file ends before its piece does.
+    rows: int64 (n, 4), as above; shared: int64 (1,), the next row, 0 before the first thread
+    begins; memory: page-locked, twice the largest piece; events: int64 (2,), handles of those that
+    mark when each half is copied. Returns 0, what a call of the driver returned instead, or a
+    number below 0 if a file ends before its piece does.
     """
     place, half = memory.ctypes.data, memory.nbytes // 2
-    arrays = rows.ctypes.data, events.ctypes.data
-    return int(_loop()(arrays[0], len(rows), turn, place, half, stream, arrays[1]))
+    arrays = rows.ctypes.data, shared.ctypes.data, events.ctypes.data
+    return int(loop()(arrays[0], len(rows), arrays[1], place, half, stream, arrays[2]))
 
 
 @cache
-def _loop() -> Callable[..., int]:
+def loop() -> Callable[..., int]:
+    """The loop, which is compiled at the first call."""
     copy, wait, mark = _driver_calls()
     read = ctypes.CDLL(None).pread if READS_FILES else 0
     move = ctypes.memmove
@@ -120,7 +124,12 @@ def _loop() -> Callable[..., int]:
     machine = llvm.Target.from_default_triple().create_target_machine()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
     engine.finalize_object()
-    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p)
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_int64,
+        *[ctypes.c_void_p, ctypes.c_int64] * 2,
+        *[ctypes.c_int64] * 2,
+        ctypes.c_void_p,
+    )
     loop: Any = kind(engine.get_function_address("send"))
     loop.kept = engine, names
     return loop
