@@ -17,9 +17,14 @@ from pyggml.quants import QUANTS
 
 GUIDES = sorted(DOCS.glob("adding-a*.md"))
 FOLDERS = ("pyggml", "lora", "cli", "tests", "docs", "benchmarks")
-FILES = [p.as_posix() for d in FOLDERS for p in (ROOT / d).rglob("*.*")] + ["pyproject.toml"]
-SOURCES = [Path(p).read_text("utf-8") for p in FILES if p.endswith(".py") and p != __file__]
-WORDS = {word for text in SOURCES for word in re.findall(r"\w+", text)}
+
+
+@pytest.fixture(scope="module")
+def there():
+    """The files of the project, and the words of its sources."""
+    files = [p.as_posix() for d in FOLDERS for p in (ROOT / d).rglob("*.*")] + ["pyproject.toml"]
+    sources = (Path(p).read_text("utf-8") for p in files if p.endswith(".py") and p != __file__)
+    return files, {word for text in sources for word in re.findall(r"\w+", text)}
 
 
 @pytest.fixture
@@ -183,14 +188,15 @@ NOT_OURS |= {"lora/objectives/hinge.py", "tests/golden/llama_cpp/NAME.npz"}
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda p: p.stem)
-def test_what_a_guide_names_is_there(page):
+def test_what_a_guide_names_is_there(page, there):
     """Its files, and each name in code type somewhere in the code."""
     said = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
     codes = re.findall(r"`([^`\n]+)`", said)
     files = {
         f for code in codes for f in re.findall(r"[\w/-]+\.(?:py|npz|json|md|toml|c|h)\b", code)
     }
-    missing = [f for f in files - NOT_OURS if not any(f"/{p}".endswith(f"/{f}") for p in FILES)]
+    has, known = there
+    missing = [f for f in files - NOT_OURS if not any(f"/{p}".endswith(f"/{f}") for p in has)]
     words = {w for code in codes for w in re.findall(r"(?<![\w.-])[A-Za-z_]\w+(?!\w*\.)", code)}
-    missing += words - WORDS - OTHERS
+    missing += words - known - OTHERS
     assert not missing
