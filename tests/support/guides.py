@@ -14,7 +14,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
-_SOURCES = ("pyggml", "lora", "cli")
 
 
 def blocks_of(page):
