@@ -17,6 +17,7 @@ from pyggml.jit.workarounds import (
     check_files,
     hold_settings,
     name_files_apart,
+    parse_when_linked,
 )
 
 
@@ -42,5 +43,6 @@ def _keep_kernels() -> Path | None:
 _use_whole_vectors()
 call_own_copies()
 name_files_apart()
+parse_when_linked()
 CACHE = _keep_kernels()  # where compiled kernels are kept, None if they cannot be
 hold_settings("CACHE_DIR", "CPU_FEATURES", *CODE_SETTINGS)

@@ -23,6 +23,16 @@ from pyggml.jit.simd import key_of
 key_of(1.0)
 print(config.CACHE_DIR)
 """
+# Compiles a kernel that calls another; prints what the one is before and after, and their results.
+LINKED = """
+import numba
+from pyggml.jit.simd import key_of
+own = key_of(1.0)
+library = next(iter(key_of.overloads.values())).library
+before = library._shared_module
+result = numba.njit(lambda x: key_of(x))(1.0)
+print(before is None, library._shared_module is None, result == own)
+"""
 # The same without a kernel.
 WHERE = "import pyggml.jit\nfrom numba.core import config\nprint(config.CACHE_DIR)"
 ANYWHERE = ("generic", "numpy")  # instruction sets of any CPU
@@ -66,6 +76,11 @@ def test_kernels_of_another_instruction_set_have_a_folder_of_their_own(run, tmp_
     """Also where the user names one: made for other vectors, they would write past arrays."""
     folders = {run(WHERE, PYGGML_ISA=isa, NUMBA_CACHE_DIR=str(tmp_path))[0] for isa in ANYWHERE}
     assert len(folders) == len(ANYWHERE)
+
+
+def test_a_cached_kernel_is_parsed_once_another_is_linked_with_it(run, tmp_path):
+    run(SCRIPT, XDG_CACHE_HOME=str(tmp_path))
+    assert run(LINKED, XDG_CACHE_HOME=str(tmp_path))[0] == "True False True"
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "NUMBA_CACHE_DIR"])
