@@ -225,6 +225,24 @@ def test_lone_pairs_are_joined():
     assert same(as_it_is(joined), as_it_is(graph))
 
 
+def gradient(so_far, m, n):
+    """A product, and the sum to which it is added."""
+    product = ops.out_prod(normal(T, m), normal(T, n))
+    return product, ops.add_inplace(so_far, product)
+
+
+def test_a_gradient_of_low_rank_is_added_where_it_is_made():
+    sums = [np.full(shape, 0.5, np.float32) for shape in ((R, N), (N, R), (N, FF))]
+    graph = Graph.of(*(gradient(leaf(x), *reversed(x.shape))[1] for x in sums))
+    joined = by_table(graph, JOINT_PRODUCTS)
+    assert names(joined) == ["out_prod_add", "out_prod_add", "out_prod", "add"]
+    wanted = as_it_is(graph)
+    for x in sums:
+        x[:] = 0.5
+    assert same(as_it_is(joined), wanted)
+    assert same([*sums], wanted)
+
+
 def overwritten(x):
     """The first product reads x, the second what is then written over it."""
     y = ops.mul_mat(leaf((RNG.standard_normal((FF, N)) / 8).astype(np.float16)), x)
@@ -244,6 +262,11 @@ def overwritten(x):
         pytest.param(lambda x: backwards(n=16)[1:], id="few columns backward"),
         pytest.param(lambda x: adapted(x, rank=65)[1:], id="no low rank"),
         pytest.param(overwritten, id="x is written over between"),
+        pytest.param(lambda x: gradient(normal(R, N), N, R), id="the gradient is an output"),
+        pytest.param(
+            lambda x: [ops.add(normal(R, N), ops.out_prod(normal(T, N), normal(T, R)))],
+            id="a sum of its own",
+        ),
     ],
 )
 def test_other_products_stay(outputs):

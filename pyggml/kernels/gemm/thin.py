@@ -117,6 +117,11 @@ def _outer_task(f, task, thread):
     n = min(f.each, n_columns - first)
     whole = n // PANEL * PANEL
     fill(sums, np.float32(0))
+    if accumulate and transposed:
+        fetch(c.ctypes.data + first * n_thin * 4, 4 * n * n_thin)
+    elif accumulate:
+        for i in range(n_thin):
+            fetch(c.ctypes.data + (i * n_columns + first) * 4, 4 * n)
     for t in range(0, depth, OUTER_DEPTH):
         k = min(OUTER_DEPTH, depth - t)
         b = x.ctypes.data + (t * x_step + first) * 4

@@ -190,8 +190,11 @@ def _mul_mat_add_run(site: Site) -> Call:
 
 
 def onto_first(site: Site, call: Call) -> Call:
-    """`call`, which adds to the result, after a copy of the first source into the result."""
-    return call if site.in_place else Call(_after_copy, site.out, site.src[0], call)
+    """`call`, which adds to the result, after a copy of the first source into the result, unless it
+    lies there."""
+    if site.in_place or site.node.is_write:
+        return call
+    return Call(_after_copy, site.out, site.src[0], call)
 
 
 def _after_copy(out: np.ndarray, y: np.ndarray, call: Call) -> None:
