@@ -66,9 +66,10 @@ _GRADIENT = """
 thin = out_prod(a, transpose(d)) or out_prod_add(so_far, a, transpose(d))
 dx = out_prod_add(thin, w, transpose(dy))
 """
+_SUM = "product = out_prod(a, b); total = add(so_far, product)"
 JOINT_PRODUCTS = (
     Rewrite(Pattern(_PRODUCT + "copy = cpy(y)"), _adds, _forward),
     Rewrite(Pattern(_PRODUCT), _adds, _forward),
     Rewrite(Pattern(_GRADIENT), _adds_back, _backward),
-    Rewrite(Pattern("product = out_prod(a, b); total = add(so_far, product)"), _adds_thin, _onto_sum),
+    Rewrite(Pattern(_SUM), _adds_thin, _onto_sum),
 )
