@@ -219,8 +219,8 @@ def byte_of(low, high, i):
 @device
 def half_e8m0(e):
     """2^(e − 128) for e (uint32) from 0 to 255; the lowest two are subnormal."""
-    lowest, higher = np.uint32(0x00200000) << e, (e - np.uint32(1)) << np.uint32(23)
-    return ptx.as_float(lowest if e < np.uint32(2) else higher)
+    one, above = np.uint32(0x00200000), np.uint32(23)
+    return ptx.as_float(one << e if e < np.uint32(2) else (e - np.uint32(1)) << above)
 
 
 @device
