@@ -121,32 +121,36 @@ def added(kind, n, k, rows, **how):
     show(f"{kind} {n} x {k}, {rows} rows", part.out.reshape(rows, n), wanted)
 
 
-def normed(kinds, k, rows, **how):
-    a, weights, out = 3 * numbers(rows, k), numbers(k), np.full(rows * k, np.nan, np.float32)
+def normed(a, weights):
+    """The norm of A's rows, and what is multiplied: the rate of a row comes last."""
     rate = 1 / np.sqrt((a.astype(float) ** 2).mean(1, keepdims=True) + 1e-3)
+    return a * rate * weights, rate * widened(rounded(a * weights))
+
+
+def after_a_norm(kinds, k, rows, **how):
+    a, weights, out = 3 * numbers(rows, k), numbers(k), np.full(rows * k, np.nan, np.float32)
     (first, w), (second, v) = (
-        part_of(kind, n, k, rows) for kind, n in zip(kinds, (16, 9), strict=True)
+        part_of(kind, n, k, rows) for kind, n in zip(kinds, (8, 5), strict=True)
     )
-    norm = few_rows.FusedNorm(weights, np.float32(1e-3), out, True)
-    launch([first, second], a, rows, k, norm, **how)
-    wanted = rate * widened(rounded(a * weights))
-    show(f"first of {kinds}", first.out.reshape(rows, -1), wanted @ w.T)
-    show(f"second of {kinds}", second.out.reshape(rows, -1), wanted @ v.T)
-    show(f"norm before {kinds}", out.reshape(rows, k), a * rate * weights)
+    launch(
+        [first, second], a, rows, k, few_rows.FusedNorm(weights, np.float32(1e-3), out, True), **how
+    )
+    norm, x = normed(a, weights)
+    show(f"first of {kinds}", first.out.reshape(rows, -1), x @ w.T)
+    show(f"second of {kinds}", second.out.reshape(rows, -1), x @ v.T)
+    show(f"norm before {kinds}", out.reshape(rows, k), norm)
 
 
 def gated(kind, k, n, rows, **how):
-    a, (up, plain_up) = numbers(rows, k), matrix(kind, n, k)
+    a, weights, (up, plain_up) = numbers(rows, k), numbers(k), matrix(kind, n, k)
     part, plain = part_of(kind, n, k, rows, up=up)
-    launch([part], a, rows, k, **how)
-    a = widened(rounded(a))
-    gate = a @ plain.T
-    show(f"gated {kind}", part.out.reshape(rows, n), gate / (1 + np.exp(-gate)) * (a @ plain_up.T))
+    launch([part], a, rows, k, few_rows.FusedNorm(weights, np.float32(1e-3), a, False), **how)
+    _, x = normed(a, weights)
+    gate = x @ plain.T
+    wanted = gate / (1 + np.exp(-gate)) * (x @ plain_up.T)
+    show(f"gated {kind}", part.out.reshape(rows, n), wanted)
 
 
-normed(("Q4_K", "Q6_K"), 1024, 3, blocks=2)
-added("Q8_0", 9, 2048, 9, shared=76 << 10)  # a slice of A after the other
-gated("Q5_K", 1024, 9, 2)
-normed(("Q8_0", "Q8_0"), 2048, 2, blocks=4, in_clusters=True)
-added("Q8_0", 9, 3072, 3, in_clusters=True, shared=76 << 10)  # two steps and one
-gated("Q8_0", 2048, 9, 3, in_clusters=True)
+after_a_norm(("Q4_K", "Q6_K"), 1024, 3, blocks=2)
+added("Q8_0", 9, 3072, 9, in_clusters=True, shared=76 << 10)  # two steps of A, then one
+gated("Q8_0", 2048, 5, 3, in_clusters=True)
