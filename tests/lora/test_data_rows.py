@@ -19,21 +19,7 @@ from pyggml.lora.data import (
 from pyggml.lora.data.formats import source
 from pyggml.lora.data.records import schema_of
 
-
-class Bytes:
-    bos_id, eos_id, eot_id, add_bos, add_eos = None, 256, None, False, False
-    chat_templates = ()
-
-    def encode(self, text, add_special=True, parse_special=False):
-        return list(text.encode())
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text, **more):
-    return {"role": "assistant", "content": text, **more}
+from chats import Bytes, assistant, user
 
 
 def rows_of(tmp_path, *records, purpose="training", columns=None):

@@ -10,13 +10,7 @@ from pyggml.errors import ConfigError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Corpus, Dataset
 
-
-class Bytes:
-    bos_id, eos_id, eot_id, add_bos, add_eos = None, 256, None, False, False
-    chat_templates = ()
-
-    def encode(self, text, add_special=True, parse_special=False):
-        return list(text.encode())
+from chats import Bytes
 
 
 def files(tmp_path, *names):

@@ -16,15 +16,9 @@ from pyggml.lora.data import Schema, Source, TokenCache
 from pyggml.lora.data.preferences import read_preferences
 from pyggml.lora.data.reading.expand import _open_pipe, expand
 
+from chats import Bytes
+
 ROW = json.dumps({"text": "some words of a row"}) + "\n"
-
-
-class Bytes:
-    bos_id, eos_id, eot_id, add_bos, add_eos = None, 256, None, False, False
-    chat_templates = ()
-
-    def encode(self, text, add_special=True, parse_special=False):
-        return list(text.encode())
 
 
 class Known(Bytes):

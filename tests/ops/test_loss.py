@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from normals import floats
 
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.tensor import Tensor, leaf
@@ -14,10 +15,6 @@ from pyggml.ops.loss.loss import (
 from pyggml.runtime import run
 
 ONE = leaf(np.array(1, np.float32))
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def ids(*targets: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from normals import floats
 
 from pyggml.errors import ShapeError
 from pyggml.graph.tensor import leaf
@@ -9,10 +10,6 @@ from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.norm.norm import l2_norm, l2_norm_back, norm, rms_norm, rms_norm_back
 from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
 from pyggml.runtime import run
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_fused_rms_norm_equals_the_unfused_chain():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from normals import floats
 
 from pyggml import threads
 from pyggml.errors import ShapeError
@@ -16,10 +17,6 @@ from pyggml.ops.optim import adamw_settings, clip_norm, opt_step_adamw, opt_step
 from pyggml.ops.optim_8bit import BLOCK, M_VALUES, V_VALUES, n_blocks, opt_step_adamw_8bit
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices, bind, run, schedule
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_adamw_over_steps_is_the_papers_algorithm():

@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from normals import floats
 
 from pyggml.errors import ShapeError
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops.attention.rope import rope, rope_apply, rope_apply_back
 from pyggml.ops.attention.rope_table import rope_table
 from pyggml.runtime import run
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def places(*positions: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from normals import floats
 
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.dtypes import BF16, F16
@@ -12,10 +13,6 @@ from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.runtime import run
 
 PACKED = [n for n, q in QUANTS.items() if q.dtype.quantised]
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def numbers(*ids: int) -> Tensor:

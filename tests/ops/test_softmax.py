@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
+from normals import floats
 
 from pyggml.errors import ShapeError
 from pyggml.graph.tensor import leaf
 from pyggml.ops.attention.softmax import soft_max
 from pyggml.runtime import run
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_masked_scores_are_exactly_zero_and_a_row_without_any_left_is_zeros():

@@ -22,6 +22,16 @@ def assistant(text, **more):
     return {"role": "assistant", "content": text, **more}
 
 
+class Bytes:
+    """What data asks of a tokenizer; a token for each byte."""
+
+    bos_id, eos_id, eot_id, add_bos, add_eos = None, 256, None, False, False
+    chat_templates = ()
+
+    def encode(self, text, add_special=True, parse_special=False):
+        return list(text.encode())
+
+
 @functools.cache
 def vocabulary(add_bos=False, merges=(), template=None, tool_use=None):
     """A tokenizer of bytes and NAMES, of which <think> and </think> are user-defined."""

@@ -3,6 +3,7 @@ instructions."""
 
 import numpy as np
 import pytest
+from normals import normal
 
 from pyggml import threads
 from pyggml.backends.cpu import CPU
@@ -18,10 +19,6 @@ from pyggml.kernels.gemm.amx.tiles import SIDE
 from measures import nmse
 
 pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
-
-
-def normal(rng, *shape):
-    return rng.standard_normal(shape).astype(np.float32)
 
 
 def causal(n_queries, n_keys):

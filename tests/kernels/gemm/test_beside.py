@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from normals import normal
 
 from pyggml import threads
 from pyggml.backends.cpu import CPU
@@ -21,10 +22,6 @@ from measures import nmse
 FORMS = ["mul_mat", "out_prod"]
 # T, N, K: few and several tokens, edges of tiles and of tasks, sums over several passes.
 SIZES = [(2, 40, 256), (7, 130, 512), (13, 300, 256), (50, 257, 1024), (33, 64, 3328)]
-
-
-def normal(rng, *shape):
-    return rng.standard_normal(shape).astype(np.float32)
 
 
 def bits(x):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from normals import normal
 
 from pyggml import threads
 from pyggml.backends.cpu import CPU
@@ -61,10 +62,6 @@ def backward(dy, w, kind, n_in, start=None, compute="int8"):
 
 def path(n_tokens, n_out, depth, kind):
     return gemm.path_of(gemm.Problem("mul_mat", n_tokens, n_out, depth, dtype(kind), "int8")).name
-
-
-def normal(rng, *shape):
-    return rng.standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)

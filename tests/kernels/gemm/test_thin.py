@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from normals import normal
 
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import F32
@@ -10,10 +11,6 @@ from pyggml.kernels.gemm import CHOSEN
 from pyggml.kernels.gemm.thin import MR, OUTER_MR, WIDEST
 
 RANKS = sorted({1, 5, MR, OUTER_MR, WIDEST})
-
-
-def normal(rng, *shape):
-    return rng.standard_normal(shape).astype(np.float32)
 
 
 def with_gaps(a):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from normals import normal
 
 from pyggml import threads
 from pyggml.backends.cpu import CPU
@@ -24,10 +25,6 @@ from measures import nmse
 pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 
 TYPES = sorted(QUANTS.keys() - {"F32"})
-
-
-def normal(rng, *shape):
-    return rng.standard_normal(shape).astype(np.float32)
 
 
 def bits(x):
