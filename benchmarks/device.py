@@ -18,7 +18,7 @@ machine   the card's bandwidth (a copy, read and written; the best of ten median
 product   each path of products that takes them, at the shapes of Qwen3-1.7B, by rows of x
 step      a whole step of LoRA on all linear modules: tokens/s, memory, share of the bfloat16 rate
           (4 FLOP for each matrix weight and token); memory beyond an empty process's,
-          in use in all, and as --dry-run plans it
+          and as --dry-run plans it; in use in all
 op        where the time of one step, of one token and of a prompt goes; each node by itself
 graph     one captured step, its launches in a line and side by side: milliseconds, and how many of
           the launches at least come one after the other
@@ -250,7 +250,7 @@ def leave(card: Card, gigabytes: float) -> Any:
 
 
 def memory(card: Card, passes: Passes, parameters: Parameters, ballast: Any) -> dict[str, float]:
-    """What a step has taken; what is in use in all, with the driver's own; what --dry-run says."""
+    """What a step has taken, and what --dry-run says; what is in use in all, with the driver's."""
     free, total = card.free() + ballast.size, card.backend.memory()[1]
     (planned,) = on_devices(passes, parameters, held_bytes(parameters, TrainConfig()))
     return {

@@ -47,9 +47,9 @@ def held_bytes(
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """The bytes that a run takes of one device, by part.
+    """The bytes that a run takes of one device that is open, by part.
 
-    own: of its libraries and its driver, whatever the graph
+    own: of its kernels, libraries and captured graphs
     """
 
     backend: Backend

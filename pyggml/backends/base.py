@@ -192,7 +192,7 @@ class Backend(ABC):
 
     def own(self, n_nodes: int) -> int:
         """Bytes of the device's memory that its driver and libraries take besides, for programs of
-        so many nodes."""
+        so many nodes, of those that are free when it is open."""
         return 0
 
     def memory(self) -> tuple[int, int] | None:

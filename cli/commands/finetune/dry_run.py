@@ -59,7 +59,7 @@ def _say_device(device: OnDevice) -> None:
         (device.parameters, "trained parameters, gradients, optimizer state"),
         (device.arena, "activations and gradients of the graph (arena)"),
         (device.cache, "KV cache of the answers before and after"),
-        (device.own, "the driver, kernels and libraries"),
+        (device.own, "kernels, captured graphs and libraries"),
     ):
         if n_bytes:
             row("", f"{size(n_bytes):>8}  {what}")

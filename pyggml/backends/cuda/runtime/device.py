@@ -43,9 +43,9 @@ from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
-# What the driver takes for a process and its kernels, and cuBLAS for its handles; for a node of a
-# captured graph.
-_CONTEXT, _OF_NODE = 868 << 20, 34 << 10
+# What kernels take, and cuBLAS for its handles; what a node of a captured graph does. The driver's
+# context is there when a card is asked what is free.
+_LIBRARIES, _OF_NODE = 316 << 20, 34 << 10
 
 _OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every process needs
 
@@ -108,7 +108,7 @@ class CudaBackend(Backend):
         return cuda.device_array(n_bytes, np.uint8, stream=self.stream)
 
     def own(self, n_nodes: int) -> int:
-        return _CONTEXT + workspaces() + _OF_NODE * n_nodes
+        return _LIBRARIES + workspaces() + _OF_NODE * n_nodes
 
     def memory(self) -> tuple[int, int]:
         with self._working():
