@@ -278,7 +278,7 @@ def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str], l
 
 def _refuse(faults: Sequence[str]) -> None:
     if faults:
-        raise AdapterError([("train_tensors", f"cannot be done: {'; '.join(faults)}")])
+        raise AdapterError(faults)
 
 
 def train_scales(model: Model) -> TrainedTensors:
