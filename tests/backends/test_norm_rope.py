@@ -42,6 +42,7 @@ def warp(monkeypatch):
         "storer": lambda in_bf16: store_four,
         "warp_sum": lambda v: v.sum(),
         "ptx": SimpleNamespace(inverse_root=lambda x: np.float32(1) / np.sqrt(x)),
+        "follow": lambda: None,
         "first_row": lambda: 0,
         "rows_apart": lambda: 1,
         **{
