@@ -5,8 +5,6 @@ compared without case, $, thousands' commas and a full stop at the end. The cach
 prompt begins with as the one before it: examples are read once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ A group's passes hold its own sequences alone, and begin with an empty cache. So
 answers follow from the model, the prompt and the seeds, whatever else was sampled and where.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

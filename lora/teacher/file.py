@@ -9,8 +9,6 @@ A document is known by its tokens and by which of them are learned. So the file 
 packing, the order and the share that is held out; another text, template or cut has no answers.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 

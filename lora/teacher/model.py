@@ -4,8 +4,6 @@ A window is scored by itself, whatever batch it is in, and its logits are made f
 a time. So the numbers depend on nothing else, and a resumed run finds the same ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

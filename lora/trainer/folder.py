@@ -1,8 +1,6 @@
 """The folder of a run's checkpoints: one file for each step that was saved, the newest of which are
 kept. One run at a time writes there, and touches nothing of another."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator

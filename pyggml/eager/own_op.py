@@ -15,8 +15,6 @@ It is a node of the graph as any other, on Values and on Tensors: planned, diffe
 has no kernel: the CPU runs it by these functions, in float64, and a card leaves it to the CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache

@@ -20,6 +20,7 @@ from pyggml.jit import pool
 from pyggml.jit.code import BlockCode, Code, block_code
 from pyggml.jit.decorators import ALONE, compile_for, exact, kernel, parallel
 from pyggml.jit.isa import JIT
+from pyggml.jit.llvm import emitted
 from pyggml.jit.setup import CACHE
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "carray",
     "cgutils",
     "compile_for",
+    "emitted",
     "exact",
     "intrinsic",
     "kernel",

@@ -5,11 +5,13 @@ register, so their width affects speed only.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import llvm_version_info
+from numba.core.typing import Signature
+from numba.extending import intrinsic
 
 from pyggml.jit.isa import CHOSEN
 
@@ -25,6 +27,34 @@ I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 _VECTOR_LOAD_ALIGNMENT = 4  # a float's; unaligned vector loads cost nothing extra within a line
 _F16_ALIGNMENT = 2
+
+
+def emitted(
+    signature: Signature | Callable[..., Signature], n_constants: int = 0
+) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: kernels may call a function whose code emit(builder, *arguments) writes, which
+    returns a value, or None if there is none.
+
+    signature     in Numba's types, or a function of the types of the arguments
+    n_constants   the first arguments, numbers that calls write down: emit gets them as they are
+    """
+
+    def declare(emit: Callable[..., Any]) -> Any:
+        @wraps(emit)
+        def typing(_: Any, *kinds: Any) -> Any:
+            constants = [kind.literal_value for kind in kinds[:n_constants]]
+
+            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                result = emit(builder, *constants, *arguments[n_constants:])
+                return context.get_dummy_value() if result is None else result
+
+            own = kinds[n_constants:]
+            of = signature if isinstance(signature, Signature) else signature(*own)
+            return of.return_type(*kinds[:n_constants], *of.args), codegen
+
+        return intrinsic(prefer_literal=n_constants > 0)(typing)
+
+    return declare
 
 
 def at(builder: Any, base: Any, element: Any, n: int = 0) -> Any:

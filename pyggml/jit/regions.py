@@ -33,7 +33,7 @@ from pyggml.jit.atomics import SYMBOL, exchange_if, load, pause, store, swap, wo
 from pyggml.jit.code import Code
 from pyggml.jit.cores import n_cores
 from pyggml.jit.decorators import OPTIONS, kernel
-from pyggml.jit.llvm import I8, I32, I64
+from pyggml.jit.llvm import I8, I32, I64, emitted
 
 ACQUIRE, RELEASE = "PyThread_acquire_lock", "PyThread_release_lock"  # C functions of Python's
 
@@ -83,49 +83,28 @@ def _call(builder: Any, function: Any, *arguments: Any) -> None:
     builder.call(function, arguments)
 
 
-@intrinsic
-def call_task(typing: Any, code: Any, frame: Any, task: Any, thread: Any) -> Any:
+@emitted(types.void(*(types.int64,) * 4))
+def call_task(builder: Any, code: Any, frame: Any, task: Any, thread: Any) -> None:
     """Call the task_code function at address `code`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code, frame, task, thread = arguments
-        _call(builder, code, builder.inttoptr(frame, I64.as_pointer()), task, thread)
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 4), codegen
+    _call(builder, code, builder.inttoptr(frame, I64.as_pointer()), task, thread)
 
 
-@intrinsic
-def _call_start(typing: Any) -> Any:
+@emitted(types.void())
+def _call_start(builder: Any) -> None:
     """Call `_start`, which takes the GIL for itself."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _call(builder, builder.load(word(builder, I64(START))))
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    _call(builder, builder.load(word(builder, I64(START))))
 
 
-@intrinsic
-def _acquire(typing: Any, lock: Any) -> Any:
+@emitted(types.void(types.int64))
+def _acquire(builder: Any, lock: Any) -> None:
     """Sleep until this lock of Python's is released."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _call(builder, ACQUIRE, builder.inttoptr(arguments[0], I8.as_pointer()), I32(1))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    _call(builder, ACQUIRE, builder.inttoptr(lock, I8.as_pointer()), I32(1))
 
 
-@intrinsic
-def _release(typing: Any, lock: Any) -> Any:
+@emitted(types.void(types.int64))
+def _release(builder: Any, lock: Any) -> None:
     """Wake the thread that sleeps in this lock, or will."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _call(builder, RELEASE, builder.inttoptr(arguments[0], I8.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    _call(builder, RELEASE, builder.inttoptr(lock, I8.as_pointer()))
 
 
 # -- a region -------------------------------------------------------------------------------------
@@ -295,14 +274,10 @@ def run_tasks(code, frame, n_tasks):
         task += n
 
 
-@intrinsic
-def _word_at(typing: Any, address: Any) -> Any:
+@emitted(types.int64(types.int64))
+def _word_at(builder: Any, address: Any) -> Any:
     """The integer at an address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], I64.as_pointer()))
-
-    return types.int64(types.int64), codegen
+    return builder.load(builder.inttoptr(address, I64.as_pointer()))
 
 
 @kernel
@@ -320,14 +295,10 @@ def run_all(regions, first):
     return len(regions)
 
 
-@intrinsic
-def _on_stack(typing: Any, values: Any) -> Any:
+@emitted(lambda values: types.int64(values))
+def _on_stack(builder: Any, values: Any) -> Any:
     """The address of a tuple, on the stack of the function that calls this."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(cgutils.alloca_once_value(builder, arguments[0]), I64)
-
-    return types.int64(values), codegen
+    return builder.ptrtoint(cgutils.alloca_once_value(builder, values), I64)
 
 
 @intrinsic
@@ -361,30 +332,26 @@ def write_tuple(words, values):
 _LOOP_WORDS = 7
 
 
-@intrinsic
-def _call_share(typing: Any, loop: Any, share: Any) -> Any:
+def _item(builder: Any, base: Any, i: Any) -> Any:
+    return builder.gep(builder.inttoptr(base, I64.as_pointer()), [i])
+
+
+@emitted(types.void(types.int64, types.int64))
+def _call_share(builder: Any, loop: Any, share: Any) -> None:
     """Call the function of a loop for one of its shares, as Numba's own layers do: each of its
     arguments moved on by its step, and a first size of 1."""
-
-    def item(builder: Any, base: Any, i: Any) -> Any:
-        return builder.gep(builder.inttoptr(base, I64.as_pointer()), [i])
-
-    def codegen(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        numbers = [builder.load(item(builder, given[0], I64(i))) for i in range(_LOOP_WORDS)]
-        function, arguments, sizes, steps, data, n_sizes, n_arguments = numbers
-        own_sizes, own = builder.alloca(I64, n_sizes), builder.alloca(I64, n_arguments)
-        with cgutils.for_range(builder, n_sizes) as every:
-            size = builder.load(item(builder, sizes, every.index))
-            builder.store(size, builder.gep(own_sizes, [every.index]))
-        builder.store(I64(1), own_sizes)
-        with cgutils.for_range(builder, n_arguments) as every:
-            start, step = (builder.load(item(builder, x, every.index)) for x in (arguments, steps))
-            moved = builder.add(start, builder.mul(step, given[1]))
-            builder.store(moved, builder.gep(own, [every.index]))
-        _call(builder, function, own, own_sizes, steps, data)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    numbers = [builder.load(_item(builder, loop, I64(i))) for i in range(_LOOP_WORDS)]
+    function, arguments, sizes, steps, data, n_sizes, n_arguments = numbers
+    own_sizes, own = builder.alloca(I64, n_sizes), builder.alloca(I64, n_arguments)
+    with cgutils.for_range(builder, n_sizes) as every:
+        size = builder.load(_item(builder, sizes, every.index))
+        builder.store(size, builder.gep(own_sizes, [every.index]))
+    builder.store(I64(1), own_sizes)
+    with cgutils.for_range(builder, n_arguments) as every:
+        start, step = (builder.load(_item(builder, x, every.index)) for x in (arguments, steps))
+        moved = builder.add(start, builder.mul(step, share))
+        builder.store(moved, builder.gep(own, [every.index]))
+    _call(builder, function, own, own_sizes, steps, data)
 
 
 def _share_task(loop, share, thread):

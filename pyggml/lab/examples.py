@@ -6,8 +6,6 @@
 The text is read window by window, so that it may be of any size.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

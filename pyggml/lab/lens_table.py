@@ -1,7 +1,5 @@
 """What each block would predict of a text, as a table: by the logit lens, and by a tuned one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape

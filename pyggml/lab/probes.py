@@ -10,8 +10,6 @@ Classes are told apart by logistic regression, numbers fitted by ridge regressio
 so that there is one answer, whatever the seed of the split. Alain and Bengio 2016.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

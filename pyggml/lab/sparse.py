@@ -12,8 +12,6 @@ metrics of `Model.grad` and edits of traces:
     with model.trace(replace=coder.replacement(), tokens=range(1, n)):   # what it keeps, alone
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ the loss comes _LIFT times what their inputs lack to be active, 0, the threshold
 input, until they are (the auxiliary loss of Conerly et al. 2025, there of JumpRelu).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Texts → vectors: passes over many texts at once, bound once for each shape."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -12,22 +12,18 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from pyggml.jit import JIT, exact, intrinsic, types
+from pyggml.jit import JIT, emitted, exact, types
 
 
-def _hide(_typing: Any, n: Any) -> Any:
+def _hide(builder: Any, n: Any) -> Any:
     """n through an empty line of assembly, which LLVM cannot see through."""
-
-    def emit(_context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = args[0].type
-        return builder.asm(ir.FunctionType(word, [word]), "", "=r,0", args, side_effect=False)
-
-    return types.intp(types.intp), emit
+    kind = ir.FunctionType(n.type, [n.type])
+    return builder.asm(kind, "", "=r,0", [n], side_effect=False)
 
 
 # n, hidden from the compiler. LLVM unrolls a loop over a constant 32 before it vectorises, and then
 # cannot; `range(lanes(32))` becomes vector code (with 4 bits: 3 instead of 0.6 G weights/s).
-lanes: Any = intrinsic(_hide) if JIT else int
+lanes: Any = emitted(types.intp(types.intp))(_hide) if JIT else int
 
 
 @exact

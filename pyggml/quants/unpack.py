@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.graph.dtypes import BY_NUMBER, DType
-from pyggml.jit import JIT, BlockCode, block_code, carray, intrinsic, types
+from pyggml.jit import JIT, BlockCode, block_code, carray, emitted, types
 from pyggml.jit.llvm import I64
 from pyggml.quants.layout import GROUP, Decoder
 from pyggml.quants.readers.arrays import decode, observe
@@ -28,22 +28,16 @@ WHOLE_TYPES = tuple(name for name, q in QUANTS.items() if q.dtype.block > 1)
 MINIMA_TYPES = frozenset(name for name, block in _SEEN.items() if block.minima is not None)
 
 
-@intrinsic(prefer_literal=True)
-def _unpack_blocks(typing: Any, number: Any, to: Any, source: Any, n: Any) -> Any:
+@emitted(lambda to, source, n: types.void(to, source, types.intp), n_constants=1)
+def _unpack_blocks(builder: Any, number: int, to: Any, source: Any, n: Any) -> None:
     """n blocks at pointer `source` to float32 at pointer `to`; number: the type's in ggml, a
     constant."""
-    kind = BY_NUMBER[number.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, to, source, n = arguments
-        addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
-        if kind.block == 1:
-            _emit_plain(builder, kind, n, addresses)
-        else:
-            _emit(builder, kind, n, addresses, kind.block)
-        return context.get_dummy_value()
-
-    return types.void(number, to, source, types.intp), codegen
+    kind = BY_NUMBER[number]
+    addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+    if kind.block == 1:
+        _emit_plain(builder, kind, n, addresses)
+    else:
+        _emit(builder, kind, n, addresses, kind.block)
 
 
 def _emit(builder: Any, kind: DType, n: Any, addresses: tuple[Any, Any], size: int) -> None:

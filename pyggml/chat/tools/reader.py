@@ -4,8 +4,6 @@ Nothing that a model writes is an error. What looks like a call and is none is c
 while it may be a part of a mark; arguments that are JSON are passed on as they come.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ A declaration says this once. What reads calls is made of it, and what holds an 
 `#` in it stands for a number. White space, where it has some, may be any or none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass

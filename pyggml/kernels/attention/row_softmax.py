@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from pyggml.jit import cgutils, intrinsic, kernel, types
+from pyggml.jit import cgutils, emitted, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
     F32,
@@ -138,108 +138,80 @@ def _for_columns(
             emit(i, lambda x, row, other: b.select(counts[row], x, _floats(other)))
 
 
-def _code(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Numba's codegen of body(builder, *arguments), whose result is a value or None."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        result = body(builder, *arguments)
-        return context.get_dummy_value() if result is None else result
-
-    return codegen
-
-
 # -- forward --------------------------------------------------------------------------------------
 
 
-@intrinsic
-def row_top(typing: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
+@emitted(types.float32(*(types.intp,) * 4, types.float32))
+def row_top(b: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
     """The largest of scale·s over the columns that count."""
+    top = cgutils.alloca_once_value(b, _floats(float(MASKED)))
+    factor = broadcast(b, scale, _FLOATS)
 
-    def body(b: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
-        top = cgutils.alloca_once_value(b, _floats(float(MASKED)))
-        factor = broadcast(b, scale, _FLOATS)
+    def emit(i: Any, seen: Callable[..., Any]) -> None:
+        x = seen(b.fmul(load(b, at(b, s, i), _FLOATS), factor), 0, float(MASKED))
+        old = b.load(top)
+        b.store(b.select(b.fcmp_ordered(">", x, old), x, old), top)
 
-        def emit(i: Any, seen: Callable[..., Any]) -> None:
-            x = seen(b.fmul(load(b, at(b, s, i), _FLOATS), factor), 0, float(MASKED))
-            old = b.load(top)
-            b.store(b.select(b.fcmp_ordered(">", x, old), x, old), top)
-
-        _for_columns(b, n, [(start, count)], emit)
-        name = f"llvm.vector.reduce.fmax.v{LANES}f32"
-        return b.call(declare_intrinsic(b, name, F32, [_FLOATS]), [b.load(top)], fastmath=("nnan",))
-
-    return types.float32(*(types.intp,) * 4, types.float32), _code(body)
+    _for_columns(b, n, [(start, count)], emit)
+    name = f"llvm.vector.reduce.fmax.v{LANES}f32"
+    return b.call(declare_intrinsic(b, name, F32, [_FLOATS]), [b.load(top)], fastmath=("nnan",))
 
 
-@intrinsic
+@emitted(types.float32(*(types.intp,) * 5, types.float32, types.float32))
 def row_exponentials(
-    typing: Any, to: Any, s: Any, n: Any, start: Any, count: Any, scale: Any, top: Any
+    b: Any, to: Any, s: Any, n: Any, start: Any, count: Any, scale: Any, top: Any
 ) -> Any:
     """to = e^(scale·s − top) as bfloat16, 0 in columns that do not count; their sum."""
-
-    def body(b: Any, to: Any, s: Any, n: Any, start: Any, count: Any, scale: Any, top: Any) -> Any:
-        added = cgutils.alloca_once_value(b, _floats(0))
-        factor, less = broadcast(b, scale, _FLOATS), broadcast(b, b.fneg(top), _FLOATS)
-        with _vectors(b, n) as i:
-            e = _exp(b, fma(b, load(b, at(b, s, i), _FLOATS), factor, less))
-            e = b.select(_counting(b, i, start, count), e, _floats(0))
-            b.store(b.fadd(b.load(added), e), added)
-            store(b, _narrow(b, e), at(b, to, b.lshr(i, I64(1))))
-        return total(b, b.load(added))
-
-    return types.float32(*(types.intp,) * 5, types.float32, types.float32), _code(body)
+    added = cgutils.alloca_once_value(b, _floats(0))
+    factor, less = broadcast(b, scale, _FLOATS), broadcast(b, b.fneg(top), _FLOATS)
+    with _vectors(b, n) as i:
+        e = _exp(b, fma(b, load(b, at(b, s, i), _FLOATS), factor, less))
+        e = b.select(_counting(b, i, start, count), e, _floats(0))
+        b.store(b.fadd(b.load(added), e), added)
+        store(b, _narrow(b, e), at(b, to, b.lshr(i, I64(1))))
+    return total(b, b.load(added))
 
 
-@intrinsic
-def row_weights(typing: Any, s: Any, n: Any, count: Any, scale: Any, top: Any) -> Any:
+@emitted(types.float32(*(types.intp,) * 3, types.float32, types.float32))
+def row_weights(b: Any, s: Any, n: Any, count: Any, scale: Any, top: Any) -> Any:
     """s = e^(scale·s − top) in its first `count` columns, 0 in the others; their sum."""
+    added = cgutils.alloca_once_value(b, _floats(0))
+    factor, less = broadcast(b, scale, _FLOATS), broadcast(b, b.fneg(top), _FLOATS)
 
-    def body(b: Any, s: Any, n: Any, count: Any, scale: Any, top: Any) -> Any:
-        added = cgutils.alloca_once_value(b, _floats(0))
-        factor, less = broadcast(b, scale, _FLOATS), broadcast(b, b.fneg(top), _FLOATS)
+    def emit(i: Any, seen: Callable[..., Any]) -> None:
+        e = seen(_exp(b, fma(b, load(b, at(b, s, i), _FLOATS), factor, less)), 0, 0)
+        b.store(b.fadd(b.load(added), e), added)
+        store(b, e, at(b, s, i))
 
-        def emit(i: Any, seen: Callable[..., Any]) -> None:
-            e = seen(_exp(b, fma(b, load(b, at(b, s, i), _FLOATS), factor, less)), 0, 0)
-            b.store(b.fadd(b.load(added), e), added)
-            store(b, e, at(b, s, i))
-
-        _for_columns(b, n, [(I64(0), count)], emit)
-        return total(b, b.load(added))
-
-    return types.float32(*(types.intp,) * 3, types.float32, types.float32), _code(body)
+    _for_columns(b, n, [(I64(0), count)], emit)
+    return total(b, b.load(added))
 
 
 _MOST = 2.0**30  # a sum in one lane; bfloat16 and float32 hold such numbers as exactly as others
 
 
-@intrinsic
+@emitted(types.boolean(*(types.intp,) * 6, types.float32, types.float32))
 def row_powers(
-    typing: Any, to: Any, s: Any, n: Any, start: Any, count: Any, sums: Any, scale: Any, near: Any
+    b: Any, to: Any, s: Any, n: Any, start: Any, count: Any, sums: Any, scale: Any, near: Any
 ) -> Any:
     """to = e^(scale·s − near) as bfloat16, 0 in columns that do not count, added lane by lane to
     the vector at `sums`; or False, and nothing is added: `near` is too far below a score."""
+    added = cgutils.alloca_once_value(b, _floats(0))
+    factor, less = _in_units(b, scale), _in_units(b, b.fneg(near))
 
-    def body(
-        b: Any, to: Any, s: Any, n: Any, start: Any, count: Any, sums: Any, scale: Any, near: Any
-    ) -> Any:
-        added = cgutils.alloca_once_value(b, _floats(0))
-        factor, less = _in_units(b, scale), _in_units(b, b.fneg(near))
+    def emit(i: Any, seen: Callable[..., Any]) -> None:
+        e = _power(b, fma(b, load(b, at(b, s, i), _FLOATS), factor, less))
+        e = seen(e, 0, 0)
+        b.store(b.fadd(b.load(added), e), added)
+        store(b, _narrow(b, e), at(b, to, b.lshr(i, I64(1))))
 
-        def emit(i: Any, seen: Callable[..., Any]) -> None:
-            e = _power(b, fma(b, load(b, at(b, s, i), _FLOATS), factor, less))
-            e = seen(e, 0, 0)
-            b.store(b.fadd(b.load(added), e), added)
-            store(b, _narrow(b, e), at(b, to, b.lshr(i, I64(1))))
-
-        _for_columns(b, n, [(start, count)], emit)
-        new = b.load(added)
-        mask = b.bitcast(b.fcmp_unordered(">", new, _floats(_MOST)), ir.IntType(LANES))
-        ok = b.icmp_unsigned("==", mask, ir.Constant(ir.IntType(LANES), 0))
-        old = load(b, at(b, sums, I64(0)), _FLOATS)
-        store(b, b.select(ok, b.fadd(old, new), old), at(b, sums, I64(0)))
-        return ok
-
-    return types.boolean(*(types.intp,) * 6, types.float32, types.float32), _code(body)
+    _for_columns(b, n, [(start, count)], emit)
+    new = b.load(added)
+    mask = b.bitcast(b.fcmp_unordered(">", new, _floats(_MOST)), ir.IntType(LANES))
+    ok = b.icmp_unsigned("==", mask, ir.Constant(ir.IntType(LANES), 0))
+    old = load(b, at(b, sums, I64(0)), _FLOATS)
+    store(b, b.select(ok, b.fadd(old, new), old), at(b, sums, I64(0)))
+    return ok
 
 
 @kernel
@@ -255,45 +227,40 @@ def raise_maximum(o, m, norm, i, top):
 # -- backward -------------------------------------------------------------------------------------
 
 
-@intrinsic
+_OF_TWO_ROWS = (
+    types.UniTuple(types.int64, 4), types.UniTuple(types.float32, 4),
+    types.UniTuple(types.int64, 2),
+)  # fmt: skip
+
+
+@emitted(types.void(*(types.intp,) * 6, *_OF_TWO_ROWS, types.float32))
 def row_gradients(
-    typing: Any, s: Any, dp: Any, ds: Any, p_pairs: Any, ds_pairs: Any, n: Any, columns: Any,
+    b: Any, s: Any, dp: Any, ds: Any, p_pairs: Any, ds_pairs: Any, n: Any, columns: Any,
     numbers: Any, strides: Any, scale: Any,
-) -> Any:  # fmt: skip
+) -> None:  # fmt: skip
     """P = e^(scale·s − lse) and dS = P·(dp − δ) of two rows, 0 in columns that do not count.
 
     ds: rows of bfloat16; p_pairs, ds_pairs: a row of pairs, one of either row. columns: (start,
     count) of either row; numbers: (lse, δ) of either; strides: from row to row, floats of s and dp
     and bytes of ds.
     """
+    columns, numbers = cgutils.unpack_tuple(b, columns), cgutils.unpack_tuple(b, numbers)
+    ld_scores, ld_rounded = cgutils.unpack_tuple(b, strides)
+    factor = _in_units(b, scale)
+    less = [_in_units(b, b.fneg(lse)) for lse in numbers[::2]]
+    means = [broadcast(b, delta, _FLOATS) for delta in numbers[1::2]]
 
-    def body(
-        b: Any, s: Any, dp: Any, ds: Any, p_pairs: Any, ds_pairs: Any, n: Any, columns: Any,
-        numbers: Any, strides: Any, scale: Any,
-    ) -> None:  # fmt: skip
-        columns, numbers = cgutils.unpack_tuple(b, columns), cgutils.unpack_tuple(b, numbers)
-        ld_scores, ld_rounded = cgutils.unpack_tuple(b, strides)
-        factor = _in_units(b, scale)
-        less = [_in_units(b, b.fneg(lse)) for lse in numbers[::2]]
-        means = [broadcast(b, delta, _FLOATS) for delta in numbers[1::2]]
+    def emit(i: Any, seen: Callable[..., Any]) -> None:
+        rounded = []
+        for row in (0, 1):
+            element = b.add(i, b.mul(ld_scores, I64(row)))
+            score, gradient = (load(b, at(b, x, element), _FLOATS) for x in (s, dp))
+            p = _power(b, fma(b, score, factor, less[row]))
+            product = b.fmul(p, b.fsub(gradient, means[row]))
+            rounded.append([_narrow(b, seen(x, row, 0)) for x in (p, product)])
+            to = b.add(ds, b.mul(ld_rounded, I64(row)))
+            store(b, rounded[row][1], at(b, to, b.lshr(i, I64(1))))
+        for values, pairs in zip(zip(*rounded, strict=True), (p_pairs, ds_pairs), strict=True):
+            store(b, b.shuffle_vector(*values, _BESIDE), at(b, pairs, i))
 
-        def emit(i: Any, seen: Callable[..., Any]) -> None:
-            rounded = []
-            for row in (0, 1):
-                element = b.add(i, b.mul(ld_scores, I64(row)))
-                score, gradient = (load(b, at(b, x, element), _FLOATS) for x in (s, dp))
-                p = _power(b, fma(b, score, factor, less[row]))
-                product = b.fmul(p, b.fsub(gradient, means[row]))
-                rounded.append([_narrow(b, seen(x, row, 0)) for x in (p, product)])
-                to = b.add(ds, b.mul(ld_rounded, I64(row)))
-                store(b, rounded[row][1], at(b, to, b.lshr(i, I64(1))))
-            for values, pairs in zip(zip(*rounded, strict=True), (p_pairs, ds_pairs), strict=True):
-                store(b, b.shuffle_vector(*values, _BESIDE), at(b, pairs, i))
-
-        _for_columns(b, n, [(columns[0], columns[1]), (columns[2], columns[3])], emit)
-
-    tuples = (
-        types.UniTuple(types.int64, 4), types.UniTuple(types.float32, 4),
-        types.UniTuple(types.int64, 2),
-    )  # fmt: skip
-    return types.void(*(types.intp,) * 6, *tuples, types.float32), _code(body)
+    _for_columns(b, n, [(columns[0], columns[1]), (columns[2], columns[3])], emit)

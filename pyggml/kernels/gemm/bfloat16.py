@@ -16,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit import cgutils, emitted, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I16, I32, I64, at, declare_intrinsic, every, fma, load, store
 
@@ -104,24 +104,19 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
     """
     narrow = convert_bf16 if bf16 else to_bf16
 
-    @intrinsic
-    def round_row(typing: Any, to: Any, of: Any, n: Any) -> Any:
-        def emit(builder: Any, i: Any, to: Any, of: Any) -> None:
+    @emitted(types.void(*(types.intp,) * 3))
+    def round_row(builder: Any, to: Any, of: Any, n: Any) -> None:
+        with _vectors(builder, n, lanes) as (i, _):
             numbers = _load_rounded(builder, i, of, lanes, narrow)
             store(builder, numbers, at(builder, to, builder.lshr(i, ir.Constant(I64, 1))))
 
-        return types.void(*(types.intp,) * 3), _for_vectors(emit, lanes)
-
-    @intrinsic
-    def round_two(typing: Any, to: Any, a: Any, b: Any, n: Any) -> Any:
+    @emitted(types.void(*(types.intp,) * 4))
+    def round_two(builder: Any, to: Any, a: Any, b: Any, n: Any) -> None:
         in_turn = [x for i in range(lanes) for x in (i, lanes + i)]
         order = ir.Constant(ir.VectorType(I32, 2 * lanes), in_turn)
-
-        def emit(builder: Any, i: Any, to: Any, a: Any, b: Any) -> None:
+        with _vectors(builder, n, lanes) as (i, _):
             first, second = (_load_rounded(builder, i, x, lanes, narrow) for x in (a, b))
             store(builder, builder.shuffle_vector(first, second, order), at(builder, to, i))
-
-        return types.void(*(types.intp,) * 4), _for_vectors(emit, lanes)
 
     return round_row, round_two
 
@@ -129,19 +124,17 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
 def make_pair(lanes: int) -> Any:
     """pair_two(to, a, b, n): n pairs (a_i, b_i) of rows of bfloat16, in whole vectors."""
 
-    @intrinsic
-    def pair_two(typing: Any, to: Any, a: Any, b: Any, n: Any) -> Any:
+    @emitted(types.void(*(types.intp,) * 4))
+    def pair_two(builder: Any, to: Any, a: Any, b: Any, n: Any) -> None:
         shorts, words = ir.VectorType(I16, lanes), ir.VectorType(I32, lanes)
-
-        def emit(builder: Any, i: Any, to: Any, *rows: Any) -> None:
+        with _vectors(builder, n, lanes) as (i, _):
             start = builder.lshr(i, ir.Constant(I64, 1))  # lanes is even, so whole words
             low, high = (
-                builder.zext(load(builder, at(builder, row, start), shorts), words) for row in rows
+                builder.zext(load(builder, at(builder, row, start), shorts), words)
+                for row in (a, b)
             )
             high = builder.shl(high, every(words, 16))
             store(builder, builder.or_(low, high), at(builder, to, i))
-
-        return types.void(*(types.intp,) * 4), _for_vectors(emit, lanes)
 
     return pair_two
 
@@ -166,13 +159,6 @@ def _load_rounded(builder: Any, i: Any, of: Any, lanes: int, narrow: Any) -> Any
     return narrow(builder, load(builder, at(builder, of, i), vector))
 
 
-def _for_vectors(emit: Any, lanes: int) -> Any:
-    """Code for: emit(builder, i, addresses…) for i in 0, lanes, … below the last argument."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *addresses, n = arguments
-        with cgutils.for_range_slice(builder, n.type(0), n, n.type(lanes)) as (i, _):
-            emit(builder, i, *addresses)
-        return context.get_dummy_value()
-
-    return codegen
+def _vectors(builder: Any, n: Any, lanes: int) -> Any:
+    """A loop over i of 0, lanes, … below n."""
+    return cgutils.for_range_slice(builder, n.type(0), n, n.type(lanes))

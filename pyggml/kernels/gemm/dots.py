@@ -16,7 +16,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.graph.dtypes import DType, dtype
-from pyggml.jit import cgutils, intrinsic, kernel, types
+from pyggml.jit import cgutils, emitted, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
     I8,
@@ -138,22 +138,17 @@ class _RowsTogether(NamedTuple):
     n: Any
 
 
-@intrinsic(prefer_literal=True)
+@emitted(types.void(*(types.intp,) * 7), n_constants=1)
 def row_dots(
-    typing: Any, kind: Any, to: Any, row: Any, stride: Any, n_rows: Any, x: Any, sums: Any,
+    builder: Any, kind: int, to: Any, row: Any, stride: Any, n_rows: Any, x: Any, sums: Any,
     depth: Any,
-) -> Any:  # fmt: skip
+) -> None:  # fmt: skip
     """Σ w x of up to TOGETHER rows of type `kind`, a constant; addresses of TOGETHER results, the
     first row, x and x's group sums."""
-    name = DIRECT_TYPES[kind.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, to, row, stride, n_rows, *bases, depth = arguments
-        rows, sizes = _RowsTogether(row, stride, n_rows), (4 * GROUP, 4)
-        _emit_rows(builder, to, rows, bases, depth, dtype(name), _FloatDot, F32X16, sizes)
-        return context.get_dummy_value()
-
-    return types.void(kind, *(types.intp,) * 7), codegen
+    rows, sizes = _RowsTogether(row, stride, n_rows), (4 * GROUP, 4)
+    _emit_rows(
+        builder, to, rows, [x, sums], depth, dtype(DIRECT_TYPES[kind]), _FloatDot, F32X16, sizes
+    )
 
 
 def _emit_rows(

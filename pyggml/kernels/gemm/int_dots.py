@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
-from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit import cgutils, emitted, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
     F32,
@@ -133,26 +133,19 @@ class _Row:
         return b.sitofp(sums, ir.VectorType(F32, n // 4))
 
 
-@intrinsic(prefer_literal=True)
+@emitted(types.void(*(types.intp,) * 6), n_constants=2)
 def int_dots(
-    typing: Any, kind: Any, n_tokens: Any, to: Any, step: Any, row: Any, x: Any, ahead: Any,
-    depth: Any,
-) -> Any:  # fmt: skip
-    """Σ w x of a row of type WHOLE_TYPES[kind] with n_tokens, both constants, to float32 at `to`,
+    b: Any, kind: int, n: int, to: Any, step: Any, row: Any, x: Any, ahead: Any, depth: Any
+) -> None:
+    """Σ w x of a row of type WHOLE_TYPES[kind] with n tokens, both constants, to float32 at `to`,
     `step` bytes apart. row, x: addresses of the row and of packed x; ahead: how far behind what is
     multiplied lies what is fetched, in bytes; depth: numbers of a row."""
-    name, n = WHOLE_TYPES[kind.literal_value], n_tokens.literal_value
-
-    def codegen(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        _, _, to, step, row, x, ahead, depth = arguments
-        sums = [_Sums(b) for _ in range(n)]
-        for n_blocks, units_of_size in counts(b, name, depth):
-            row, x = _emit_units(b, name, n_blocks, units_of_size, row, x, sums, ahead)
-        for t, mine in enumerate(sums):
-            b.store(mine.total(), at(b, b.add(to, b.mul(step, I64(t))), I64(0)))
-        return context.get_dummy_value()
-
-    return types.void(kind, n_tokens, *(types.intp,) * 6), codegen
+    name = WHOLE_TYPES[kind]
+    sums = [_Sums(b) for _ in range(n)]
+    for n_blocks, units_of_size in counts(b, name, depth):
+        row, x = _emit_units(b, name, n_blocks, units_of_size, row, x, sums, ahead)
+    for t, mine in enumerate(sums):
+        b.store(mine.total(), at(b, b.add(to, b.mul(step, I64(t))), I64(0)))
 
 
 def _emit_units(

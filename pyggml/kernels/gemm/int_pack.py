@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
-from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit import cgutils, emitted, types
 from pyggml.jit.llvm import F32, I8, I32, I64, at, by_quads, every, load, totals
 from pyggml.kernels.gemm.activations import largest, round_product, scale_of
 from pyggml.kernels.gemm.row_plan import UNIT, RowPlan, plan, units
@@ -61,28 +61,20 @@ def counts(b: Any, name: str, depth: Any) -> list[tuple[int, Any]]:
     return [whole] if most == 1 else [whole, left]
 
 
-@intrinsic(prefer_literal=True)
-def pack_token(
-    typing: Any, kind: Any, n_tokens: Any, to: Any, token: Any, x: Any, depth: Any
-) -> Any:
+@emitted(types.void(*(types.intp,) * 4), n_constants=2)
+def pack_token(b: Any, kind: int, n_tokens: int, to: Any, token: Any, x: Any, depth: Any) -> None:
     """x of token number `token`, `depth` numbers, to packed x of n_tokens; addresses. kind: of
     WHOLE_TYPES; it and n_tokens are constants."""
-    name, together = WHOLE_TYPES[kind.literal_value], n_tokens.literal_value
-
-    def codegen(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        _, _, to, token, x, depth = arguments
-        for n_blocks, n in counts(b, name, depth):
-            unit = unit_of(name, n_blocks)
-            with cgutils.for_range(b, n) as loop:
-                place = b.add(b.mul(loop.index, I64(together)), token)
-                here = b.add(to, b.mul(place, I64(unit.size)))
-                of = b.add(x, b.mul(loop.index, I64(_FLOAT * unit.n)))
-                _Packing(b, unit, here, of).emit()
-            to = b.add(to, b.mul(n, I64(together * unit.size)))
-            x = b.add(x, b.mul(n, I64(_FLOAT * unit.n)))
-        return context.get_dummy_value()
-
-    return types.void(kind, n_tokens, *(types.intp,) * 4), codegen
+    name = WHOLE_TYPES[kind]
+    for n_blocks, n in counts(b, name, depth):
+        unit = unit_of(name, n_blocks)
+        with cgutils.for_range(b, n) as loop:
+            place = b.add(b.mul(loop.index, I64(n_tokens)), token)
+            here = b.add(to, b.mul(place, I64(unit.size)))
+            of = b.add(x, b.mul(loop.index, I64(_FLOAT * unit.n)))
+            _Packing(b, unit, here, of).emit()
+        to = b.add(to, b.mul(n, I64(n_tokens * unit.size)))
+        x = b.add(x, b.mul(n, I64(_FLOAT * unit.n)))
 
 
 class _Packing:

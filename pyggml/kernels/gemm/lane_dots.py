@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
-from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit import cgutils, emitted, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I64, OFFSET, at, by_quads, each_in_all_lanes, every, fma, store
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
@@ -95,34 +95,28 @@ class _LaneDots(LaneBlock):
         return self._blocks[block](word, kind)
 
 
-@intrinsic(prefer_literal=True)
+@emitted(types.void(*(types.intp,) * 5), n_constants=2)
 def lane_dots(
-    typing: Any, kind: Any, n_tokens: Any, rows: Any, step: Any, x: Any, depth: Any, to: Any
-) -> Any:
-    """(n_tokens, LANES) float32 at `to` = the products of n_tokens with LANES rows.
+    builder: Any, kind: int, n: int, rows: Any, step: Any, x: Any, depth: Any, to: Any
+) -> None:
+    """(n, LANES) float32 at `to` = the products of n tokens with LANES rows.
 
-    kind, n_tokens   constants: KINDS[kind] is the rows' type
+    kind, n          constants: KINDS[kind] is the rows' type
     rows, step       address of the first row, bytes from row to row
     x, depth         address of packed x, numbers of a row
     """
-    weights, n = dtype(KINDS[kind.literal_value]), n_tokens.literal_value
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, _, rows, step, x, depth, to = arguments
-        sums = [cgutils.alloca_once(builder, FLOATS) for _ in range(n)]  # LLVM: registers
-        for each in sums:
-            builder.store(every(FLOATS, 0.0), each)
-        many = max(weights.block, GROUP)
-        n_blocks = builder.udiv(depth, ir.Constant(I64, many))
-        x_bytes = many // GROUP * n * TOKEN_WORDS * 4
-        block = partial(_LaneDots, sums, weights.block_bytes)
-        with cgutils.for_range(builder, n_blocks) as loop:
-            here = builder.mul(loop.index, ir.Constant(I64, weights.block_bytes))
-            x_here = builder.mul(loop.index, ir.Constant(I64, x_bytes))
-            source, tokens = builder.add(rows, here), builder.add(x, x_here)
-            LAYOUTS[weights.name](block(builder, source, step, tokens))
-        for t, each in enumerate(sums):
-            store(builder, builder.load(each), at(builder, to, ir.Constant(I64, t * LANES)))
-        return context.get_dummy_value()
-
-    return types.void(kind, n_tokens, *(types.intp,) * 5), codegen
+    weights = dtype(KINDS[kind])
+    sums = [cgutils.alloca_once(builder, FLOATS) for _ in range(n)]  # LLVM: registers
+    for each in sums:
+        builder.store(every(FLOATS, 0.0), each)
+    many = max(weights.block, GROUP)
+    n_blocks = builder.udiv(depth, ir.Constant(I64, many))
+    x_bytes = many // GROUP * n * TOKEN_WORDS * 4
+    block = partial(_LaneDots, sums, weights.block_bytes)
+    with cgutils.for_range(builder, n_blocks) as loop:
+        here = builder.mul(loop.index, ir.Constant(I64, weights.block_bytes))
+        x_here = builder.mul(loop.index, ir.Constant(I64, x_bytes))
+        source, tokens = builder.add(rows, here), builder.add(x, x_here)
+        LAYOUTS[weights.name](block(builder, source, step, tokens))
+    for t, each in enumerate(sums):
+        store(builder, builder.load(each), at(builder, to, ir.Constant(I64, t * LANES)))

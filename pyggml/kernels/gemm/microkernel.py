@@ -17,7 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit import cgutils, emitted, types
 from pyggml.jit.llvm import (
     F32,
     I8,
@@ -43,18 +43,12 @@ def make_tile_product(tile: Tile) -> Any:
     not 0.
     """
 
-    @intrinsic
+    @emitted(types.void(*(types.intp,) * 7))
     def tile_product(
-        typing: Any, a: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, acc: Any
-    ) -> Any:
-        signature = types.void(*(types.intp,) * 7)
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            operand = arguments[0], ir.Constant(I64, 1), ir.Constant(I64, tile.mr)
-            _emit_tile_product(builder, operand, arguments[1:], tile)
-            return context.get_dummy_value()
-
-        return signature, codegen
+        builder: Any, a: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, acc: Any
+    ) -> None:
+        operand = a, ir.Constant(I64, 1), ir.Constant(I64, tile.mr)
+        _emit_tile_product(builder, operand, (b, ldb, c, ldc, k, acc), tile)
 
     return tile_product
 
@@ -62,18 +56,12 @@ def make_tile_product(tile: Tile) -> Any:
 def make_strided_product(tile: Tile) -> Any:
     """The same with a's steps from row to row and along k: (a, row_step, step, b, …) -> None."""
 
-    @intrinsic
+    @emitted(types.void(*(types.intp,) * 9))
     def strided_product(
-        typing: Any, a: Any, row_step: Any, step: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any,
+        builder: Any, a: Any, row_step: Any, step: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any,
         acc: Any,
-    ) -> Any:  # fmt: skip
-        signature = types.void(*(types.intp,) * 9)
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_tile_product(builder, arguments[:3], arguments[3:], tile)
-            return context.get_dummy_value()
-
-        return signature, codegen
+    ) -> None:  # fmt: skip
+        _emit_tile_product(builder, (a, row_step, step), (b, ldb, c, ldc, k, acc), tile)
 
     return strided_product
 
@@ -196,21 +184,15 @@ def make_dot_tile(tile: Tile) -> Any:
     """
     vector, mr = ir.VectorType(F32, tile.lanes), tile.mr
 
-    @intrinsic
+    @emitted(types.void(types.boolean, *(types.intp,) * 6))
     def dot_tile(
-        typing: Any, whole: Any, out: Any, x: Any, ldx: Any, a: Any, lda: Any, k: Any
-    ) -> Any:
-        signature = types.void(types.boolean, *(types.intp,) * 6)
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            with builder.if_else(arguments[0]) as (many, one):
-                with many:
-                    _emit_dot_tile(builder, arguments[1:], mr, mr, vector)
-                with one:
-                    _emit_dot_tile(builder, arguments[1:], 1, mr, vector)
-            return context.get_dummy_value()
-
-        return signature, codegen
+        builder: Any, whole: Any, out: Any, x: Any, ldx: Any, a: Any, lda: Any, k: Any
+    ) -> None:
+        with builder.if_else(whole) as (many, one):
+            with many:
+                _emit_dot_tile(builder, (out, x, ldx, a, lda, k), mr, mr, vector)
+            with one:
+                _emit_dot_tile(builder, (out, x, ldx, a, lda, k), 1, mr, vector)
 
     return dot_tile
 
@@ -243,30 +225,23 @@ def make_transpose(lanes: int, words: Callable[..., Any] = load) -> Any:
     log2(lanes) rounds; each interleaves vector i with vector i + lanes/2 (a perfect shuffle).
     """
 
-    @intrinsic
-    def transpose(typing: Any, dst: Any, ld_dst: Any, src: Any, ld_src: Any) -> Any:
-        signature = types.void(*(types.intp,) * 4)
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            to, ld_to, source, ld_source = arguments
-            vector, index = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
-            middle = lanes // 2
-            masks = [
-                ir.Constant(index, [x for i in half for x in (i, i + lanes)])
-                for half in (range(middle), range(middle, lanes))
-            ]
-            rows = []
-            for i in range(lanes):
-                offset = builder.mul(ld_source, ir.Constant(I64, i))
-                rows.append(words(builder, at(builder, source, offset), vector))
-            for _ in range(lanes.bit_length() - 1):
-                pairs = [(rows[i], rows[i + middle]) for i in range(middle)]
-                rows = [builder.shuffle_vector(x, y, m) for x, y in pairs for m in masks]
-            for i, row in enumerate(rows):
-                store(builder, row, at(builder, to, builder.mul(ld_to, ir.Constant(I64, i))))
-            return context.get_dummy_value()
-
-        return signature, codegen
+    @emitted(types.void(*(types.intp,) * 4))
+    def transpose(builder: Any, to: Any, ld_to: Any, source: Any, ld_source: Any) -> None:
+        vector, index = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
+        middle = lanes // 2
+        masks = [
+            ir.Constant(index, [x for i in half for x in (i, i + lanes)])
+            for half in (range(middle), range(middle, lanes))
+        ]
+        rows = []
+        for i in range(lanes):
+            offset = builder.mul(ld_source, ir.Constant(I64, i))
+            rows.append(words(builder, at(builder, source, offset), vector))
+        for _ in range(lanes.bit_length() - 1):
+            pairs = [(rows[i], rows[i + middle]) for i in range(middle)]
+            rows = [builder.shuffle_vector(x, y, m) for x, y in pairs for m in masks]
+        for i, row in enumerate(rows):
+            store(builder, row, at(builder, to, builder.mul(ld_to, ir.Constant(I64, i))))
 
     return transpose
 
@@ -276,50 +251,32 @@ def make_spread(lanes: int, size: int) -> Any:
     places without gaps, in this order. Whole vectors are written."""
     vector = ir.VectorType(F32, lanes)
 
-    @intrinsic
-    def spread(typing: Any, to: Any, of: Any, apart: Any, n: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            to, of, apart, n = arguments
-            with cgutils.for_range(builder, n) as groups:
-                source = builder.mul(groups.index, apart)
-                target = builder.mul(groups.index, I64(size))
-                for i in range(0, size, lanes):
-                    words = load(builder, at(builder, of, source, i), vector)
-                    store(builder, words, at(builder, to, target, i))
-            return context.get_dummy_value()
-
-        return types.void(*(types.intp,) * 4), codegen
+    @emitted(types.void(*(types.intp,) * 4))
+    def spread(builder: Any, to: Any, of: Any, apart: Any, n: Any) -> None:
+        with cgutils.for_range(builder, n) as groups:
+            source = builder.mul(groups.index, apart)
+            target = builder.mul(groups.index, I64(size))
+            for i in range(0, size, lanes):
+                words = load(builder, at(builder, of, source, i), vector)
+                store(builder, words, at(builder, to, target, i))
 
     return spread
 
 
-@intrinsic
-def call_block(typing: Any, code: Any, dst: Any, src: Any, n_blocks: Any) -> Any:
+@emitted(types.void(*(types.intp,) * 4))
+def call_block(builder: Any, address: Any, dst: Any, src: Any, n_blocks: Any) -> None:
     """Call the `block_code` function at address `code` with two addresses and a count."""
-    signature = types.void(*(types.intp,) * 4)
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, dst, src, n_blocks = arguments
-        kind = ir.FunctionType(ir.VoidType(), [F32.as_pointer(), I8.as_pointer(), I64])
-        function = builder.inttoptr(address, kind.as_pointer())
-        d = builder.inttoptr(dst, F32.as_pointer())
-        s = builder.inttoptr(src, I8.as_pointer())
-        builder.call(function, [d, s, n_blocks])
-        return context.get_dummy_value()
-
-    return signature, codegen
+    kind = ir.FunctionType(ir.VoidType(), [F32.as_pointer(), I8.as_pointer(), I64])
+    function = builder.inttoptr(address, kind.as_pointer())
+    d = builder.inttoptr(dst, F32.as_pointer())
+    s = builder.inttoptr(src, I8.as_pointer())
+    builder.call(function, [d, s, n_blocks])
 
 
-@intrinsic
-def fetch(typing: Any, source: Any, n_bytes: Any) -> Any:
+@emitted(lambda source, n_bytes: types.void(source, n_bytes))
+def fetch(builder: Any, source: Any, n_bytes: Any) -> None:
     """Have n_bytes from this address on, which need not exist, brought near."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, n_bytes = arguments
-        step = ir.Constant(I64, 64)
-        with cgutils.for_range_slice(builder, step.type(0), n_bytes, step) as (i, _):
-            line = builder.inttoptr(builder.add(source, i), I8.as_pointer())
-            prefetch(builder, line)
-        return context.get_dummy_value()
-
-    return types.void(source, n_bytes), codegen
+    step = ir.Constant(I64, 64)
+    with cgutils.for_range_slice(builder, step.type(0), n_bytes, step) as (i, _):
+        line = builder.inttoptr(builder.add(source, i), I8.as_pointer())
+        prefetch(builder, line)

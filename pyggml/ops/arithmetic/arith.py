@@ -7,6 +7,7 @@ F16 and BF16 are computed as F32, and the result is of a's type (Op.halves).
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -71,14 +72,11 @@ def neg(x: Tensor) -> Tensor:
     return NEG(x)
 
 
-def _binary_spec(name: str) -> Callable[..., Spec]:
-    def spec(a: Tensor, b: Tensor) -> Spec:
-        expect_type(name, "a", a)
-        expect(name, "b", b, b.shape)
-        expect_tiles(name, "b", b, a.shape)
-        return Spec(a.shape)
-
-    return spec
+def _binary_spec(name: str, a: Tensor, b: Tensor) -> Spec:
+    expect_type(name, "a", a)
+    expect(name, "b", b, b.shape)
+    expect_tiles(name, "b", b, a.shape)
+    return Spec(a.shape)
 
 
 def _broadcast(formula: Formula, ufunc: np.ufunc) -> Callable[[Site], Call]:
@@ -148,7 +146,7 @@ def _binary(
     new = op(
         name=of.name,
         ggml=ggml,
-        spec=spec or _binary_spec(of.name),
+        spec=spec or partial(_binary_spec, of.name),
         ref=lambda a, b: of(a, tile_to(b, a.shape)),
         grad=grad,
         samples=samples,

@@ -12,6 +12,7 @@ gradients end there.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -72,29 +73,19 @@ def _expect_rows(name: str, x: Tensor) -> None:
         raise ShapeError(f"{name}: x is {x!r}, wanted rows of one or more elements")
 
 
-def _row_spec(name: str) -> Callable[[Tensor], Spec]:
-    def spec(x: Tensor) -> Spec:
-        _expect_rows(name, x)
-        return Spec((*x.shape[:-1], 1))
-
-    return spec
+def _row_spec(name: str, x: Tensor) -> Spec:
+    _expect_rows(name, x)
+    return Spec((*x.shape[:-1], 1))
 
 
-def _same_spec(name: str) -> Callable[[Tensor], Spec]:
-    def spec(x: Tensor) -> Spec:
-        _expect_rows(name, x)
-        return Spec(x.shape)
-
-    return spec
+def _same_spec(name: str, x: Tensor) -> Spec:
+    _expect_rows(name, x)
+    return Spec(x.shape)
 
 
-def _per_row(code: Callable[..., None]) -> Callable[[Site], Call]:
+def _per_row(code: Callable[..., None], site: Site) -> Call:
     """Call code(out, x) with x as rows, and one element of out for each row."""
-
-    def run(site: Site) -> Call:
-        return Call(code, site.out.reshape(-1), as_rows(site.src[0]))
-
-    return run
+    return Call(code, site.out.reshape(-1), as_rows(site.src[0]))
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -143,7 +134,7 @@ cpu_kernel(SUM, _sum_run)
 SUM_ROWS = op(
     name="sum_rows",
     ggml=GGMLOp.SUM_ROWS,
-    spec=_row_spec("sum_rows"),
+    spec=partial(_row_spec, "sum_rows"),
     ref=_TOTAL,
     formula=_TOTAL,
     grad=_sum_grad,
@@ -161,7 +152,7 @@ def _mean_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 MEAN = op(
     name="mean",
     ggml=GGMLOp.MEAN,
-    spec=_row_spec("mean"),
+    spec=partial(_row_spec, "mean"),
     ref=_MEAN,
     formula=_MEAN,
     grad=_mean_grad,
@@ -191,11 +182,8 @@ def _cumsum_back(out, dy):
             out[i, n - 1 - j] = total
 
 
-def _rows_run(code: Callable[..., None]) -> Callable[[Site], Call]:
-    def run(site: Site) -> Call:
-        return Call(code, as_rows(site.out), as_rows(site.src[0]))
-
-    return run
+def _rows_run(code: Callable[..., None], site: Site) -> Call:
+    return Call(code, as_rows(site.out), as_rows(site.src[0]))
 
 
 def _cumsum_ref(x: np.ndarray) -> np.ndarray:
@@ -210,13 +198,13 @@ def _cumsum_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 CUMSUM = op(
     name="cumsum",
     ggml=GGMLOp.CUMSUM,
-    spec=_same_spec("cumsum"),
+    spec=partial(_same_spec, "cumsum"),
     ref=_cumsum_ref,
     grad=_cumsum_grad,
     samples=_samples,
     memory=Memory.INPLACE,
 )
-cpu_kernel(CUMSUM, _rows_run(_cumsum))
+cpu_kernel(CUMSUM, partial(_rows_run, _cumsum))
 
 
 def _cumsum_back_ref(dy: np.ndarray) -> np.ndarray:
@@ -230,13 +218,13 @@ def _cumsum_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 CUMSUM_BACK = op(
     name="cumsum_back",
-    spec=_same_spec("cumsum_back"),
+    spec=partial(_same_spec, "cumsum_back"),
     ref=_cumsum_back_ref,
     grad=_cumsum_back_grad,
     samples=_samples,
     memory=Memory.INPLACE,
 )
-cpu_kernel(CUMSUM_BACK, _rows_run(_cumsum_back))
+cpu_kernel(CUMSUM_BACK, partial(_rows_run, _cumsum_back))
 
 # -- argmax, count_equal ------------------------------------------------------------------------
 
@@ -268,7 +256,7 @@ ARGMAX = op(
     grad=NoGrad("a position does not change smoothly"),
     samples=_samples,
 )
-cpu_kernel(ARGMAX, _per_row(_argmax))
+cpu_kernel(ARGMAX, partial(_per_row, _argmax))
 
 
 @kernel

@@ -8,7 +8,8 @@ window_span      (first, end) -> (max(first, end − window), end): a sliding wi
 chunk_span       (first, end) -> (max(first, end − 1 − position mod size), end): a chunk
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -43,15 +44,10 @@ def _diag_mask(out, x, n_rows, n_past, fill):
             out[i, c] = fill
 
 
-def _mask_run(fill: float) -> Callable[[Site], Call]:
-    def run(site: Site) -> Call:
-        (x,) = site.src
-        n_past = site.node.params["n_past"]
-        return Call(
-            _diag_mask, as_rows(site.out), as_rows(x), x.shape[-2], n_past, np.float32(fill)
-        )
-
-    return run
+def _mask_run(fill: float, site: Site) -> Call:
+    (x,) = site.src
+    n_past = site.node.params["n_past"]
+    return Call(_diag_mask, as_rows(site.out), as_rows(x), x.shape[-2], n_past, np.float32(fill))
 
 
 def _mask_spec(x: Tensor, n_past: int) -> Spec:
@@ -95,7 +91,7 @@ DIAG_MASK_INF = op(
     refuses={"n_past": (-1,)},
     memory=Memory.INPLACE,
 )
-cpu_kernel(DIAG_MASK_INF, _mask_run(-np.inf))
+cpu_kernel(DIAG_MASK_INF, partial(_mask_run, -np.inf))
 DIAG_MASK_ZERO = op(
     name="diag_mask_zero",
     ggml=GGMLOp.DIAG_MASK_ZERO,
@@ -106,7 +102,7 @@ DIAG_MASK_ZERO = op(
     refuses={"n_past": (-1,)},
     memory=Memory.INPLACE,
 )
-cpu_kernel(DIAG_MASK_ZERO, _mask_run(0.0))
+cpu_kernel(DIAG_MASK_ZERO, partial(_mask_run, 0.0))
 
 # -- window_span ----------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ rope_apply        y  = the pairs of x turned by a table (see pyggml.ops.attentio
 rope_apply_back   dx = the pairs of dy turned back; the table's factor m scales them as before
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -63,21 +64,18 @@ def rope_apply_back(dy: Tensor, table: Tensor, mode: str, offset: int = 0) -> Te
 # -- rope_apply and its back --------------------------------------------------------------------
 
 
-def _rotation_spec(name: str) -> Callable[..., Spec]:
-    def spec(x: Tensor, table: Tensor, neox: bool, offset: int) -> Spec:
-        expect_type(name, "x", x)
-        expect_axes(name, "x", x, 3, 4)
-        expect_type(name, "table", table)
-        n_tokens, d = x.shape[-3], x.shape[-1]
-        fits = len(table.shape) == 3 and table.shape[:2] == (n_tokens, 2)
-        if not fits or offset < 0 or offset + 2 * table.shape[2] > d:
-            raise ShapeError(
-                f"{name}: table is {table!r}, wanted ({n_tokens}, 2, at most "
-                f"{(d - offset) // 2}) for {x!r} from feature {offset} on"
-            )
-        return Spec(x.shape)
-
-    return spec
+def _rotation_spec(name: str, x: Tensor, table: Tensor, neox: bool, offset: int) -> Spec:
+    expect_type(name, "x", x)
+    expect_axes(name, "x", x, 3, 4)
+    expect_type(name, "table", table)
+    n_tokens, d = x.shape[-3], x.shape[-1]
+    fits = len(table.shape) == 3 and table.shape[:2] == (n_tokens, 2)
+    if not fits or offset < 0 or offset + 2 * table.shape[2] > d:
+        raise ShapeError(
+            f"{name}: table is {table!r}, wanted ({n_tokens}, 2, at most "
+            f"{(d - offset) // 2}) for {x!r} from feature {offset} on"
+        )
+    return Spec(x.shape)
 
 
 @kernel
@@ -144,22 +142,19 @@ def _rotate_task(f, task, thread):
     _rotate(y, f.x, f.table, f.neox, f.offset, f.sign, f.in_place, tokens)
 
 
-def _rotation(sign: float) -> Callable[[Site], Call]:
-    def run(site: Site) -> Call:
-        x, table = site.src
-        y = site.out.reshape(-1, *site.out.shape[-2:])
-        x, n, each = x.reshape(y.shape), len(y), max(1, SHARE // prod(y.shape[1:]))
-        neox, offset = site.scalars
-        if not JIT:
-            return Call(_rotate, y, x, table, neox, offset, np.float32(sign), site.in_place, (0, n))
-        f = Rotation(
-            y=y, x=x, table=table, neox=neox, offset=offset, sign=sign, in_place=site.in_place,
-            each=each,
-        )  # fmt: skip
-        own, read = pieces(y, each), pieces(x, each, True)
-        return Call(launch, stage(_rotate_task, f, -(-n // each), own, read, whole(table)))
-
-    return run
+def _rotation(sign: float, site: Site) -> Call:
+    x, table = site.src
+    y = site.out.reshape(-1, *site.out.shape[-2:])
+    x, n, each = x.reshape(y.shape), len(y), max(1, SHARE // prod(y.shape[1:]))
+    neox, offset = site.scalars
+    if not JIT:
+        return Call(_rotate, y, x, table, neox, offset, np.float32(sign), site.in_place, (0, n))
+    f = Rotation(
+        y=y, x=x, table=table, neox=neox, offset=offset, sign=sign, in_place=site.in_place,
+        each=each,
+    )  # fmt: skip
+    own, read = pieces(y, each), pieces(x, each, True)
+    return Call(launch, stage(_rotate_task, f, -(-n // each), own, read, whole(table)))
 
 
 def _rotate_ref(
@@ -199,7 +194,7 @@ def _rope_apply_samples(rng: np.random.Generator) -> Iterator[Sample]:
 ROPE_APPLY = op(
     name="rope_apply",
     ggml=GGMLOp.ROPE,
-    spec=_rotation_spec("rope_apply"),
+    spec=partial(_rotation_spec, "rope_apply"),
     ref=_rope_apply_ref,
     grad=_rope_apply_grad,
     samples=_rope_apply_samples,
@@ -207,7 +202,7 @@ ROPE_APPLY = op(
     memory=Memory.INPLACE,
     halves=True,
 )
-cpu_kernel(ROPE_APPLY, _rotation(1.0))
+cpu_kernel(ROPE_APPLY, partial(_rotation, 1.0))
 
 
 def _rope_apply_back_ref(dy: np.ndarray, table: np.ndarray, neox: bool, offset: int) -> np.ndarray:
@@ -222,11 +217,11 @@ def _rope_apply_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
 ROPE_APPLY_BACK = op(
     name="rope_apply_back",
     ggml=GGMLOp.ROPE_BACK,
-    spec=_rotation_spec("rope_apply_back"),
+    spec=partial(_rotation_spec, "rope_apply_back"),
     ref=_rope_apply_back_ref,
     grad=_rope_apply_back_grad,
     samples=_rope_apply_samples,
     refuses={"neox": (), "offset": (-1, 999)},
     memory=Memory.INPLACE,
 )
-cpu_kernel(ROPE_APPLY_BACK, _rotation(-1.0))
+cpu_kernel(ROPE_APPLY_BACK, partial(_rotation, -1.0))

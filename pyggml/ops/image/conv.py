@@ -7,7 +7,8 @@ c' is c plus the first channel of o's group; with as many groups as channels it 
 three are linear in both sources, and each is a gradient of the others: one kernel serves all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,14 +161,11 @@ def _convolve(y, x, w, stride, padding, dilation, groups, mode):
                                 _line(y[n, o, i, first:last], seen, w[o, c, p], q, mode)
 
 
-def _run(mode: int) -> Callable[[Site], Call]:
-    def run(site: Site) -> Call:
-        p = site.node.params
-        a, b = site.src
-        order = ((site.out, b, a), (b, site.out, a), (a, b, site.out))[mode]
-        return Call(_convolve, *order, p["stride"], p["padding"], p["dilation"], p["groups"], mode)
-
-    return run
+def _run(mode: int, site: Site) -> Call:
+    p = site.node.params
+    a, b = site.src
+    order = ((site.out, b, a), (b, site.out, a), (a, b, site.out))[mode]
+    return Call(_convolve, *order, p["stride"], p["padding"], p["dilation"], p["groups"], mode)
 
 
 def _windows(x: np.ndarray, w: Shape, stride: Pair, padding: Pair, dilation: Pair) -> np.ndarray:
@@ -239,7 +237,7 @@ CONV_2D = op(
     samples=_conv_samples,
     refuses=_REFUSES,
 )
-cpu_kernel(CONV_2D, _run(_FORWARD))
+cpu_kernel(CONV_2D, partial(_run, _FORWARD))
 
 # -- conv_transpose_2d --------------------------------------------------------------------------
 
@@ -286,7 +284,7 @@ CONV_TRANSPOSE_2D = op(
     samples=_transpose_samples,
     refuses={"of": ((9, 9, 0, 9),), **_REFUSES},
 )
-cpu_kernel(CONV_TRANSPOSE_2D, _run(_BACK_X))
+cpu_kernel(CONV_TRANSPOSE_2D, partial(_run, _BACK_X))
 
 # -- conv_2d_back_w -----------------------------------------------------------------------------
 
@@ -327,4 +325,4 @@ CONV_2D_BACK_W = op(
     samples=_back_w_samples,
     refuses={"of": ((9, 9, 0, 9),), **_REFUSES},
 )
-cpu_kernel(CONV_2D_BACK_W, _run(_BACK_W))
+cpu_kernel(CONV_2D_BACK_W, partial(_run, _BACK_W))

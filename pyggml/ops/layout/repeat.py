@@ -1,6 +1,7 @@
 """repeat: copies of x, side by side, that fill a shape. repeat_back: the sum of such tiles."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -35,14 +36,10 @@ def repeat_back(x: Tensor, shape: Shape) -> Tensor:
     return REPEAT_BACK(x, shape=tuple(shape))
 
 
-def _tiles_run(code: Callable[..., None]) -> Callable[[Site], Call]:
+def _tiles_run(code: Callable[..., None], site: Site) -> Call:
     """Call code(out, x), both with four axes."""
-
-    def run(site: Site) -> Call:
-        arrays = (a.reshape(four_axes(a.shape)) for a in (site.out, site.src[0]))
-        return Call(code, *(a.view(np.uint16) if a.itemsize == 2 else a for a in arrays))
-
-    return run
+    arrays = (a.reshape(four_axes(a.shape)) for a in (site.out, site.src[0]))
+    return Call(code, *(a.view(np.uint16) if a.itemsize == 2 else a for a in arrays))
 
 
 @kernel
@@ -94,7 +91,7 @@ REPEAT = op(
     samples=_repeat_samples,
     refuses={"shape": ((-1, -1), (1,) * 5)},
 )
-cpu_kernel(REPEAT, _tiles_run(_repeat))
+cpu_kernel(REPEAT, partial(_tiles_run, _repeat))
 
 
 @kernel
@@ -154,4 +151,4 @@ REPEAT_BACK = op(
     samples=_repeat_back_samples,
     refuses={"shape": ((9999,), (0, 0), (-1, -1))},
 )
-cpu_kernel(REPEAT_BACK, _tiles_run(_repeat_back))
+cpu_kernel(REPEAT_BACK, partial(_tiles_run, _repeat_back))

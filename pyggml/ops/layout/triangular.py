@@ -8,7 +8,8 @@ diag_back    the diagonal of a matrix
 fill         one number everywhere
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -164,12 +165,9 @@ def _solve(out, a, b, transposed):
                 _solve_row(x, a[m], step, range(step))
 
 
-def _solve_run(transposed: bool) -> Callable[[Site], Call]:
-    def run(site: Site) -> Call:
-        a, b = site.src
-        return Call(_solve, _matrices(site.out), _matrices(a), _matrices(b), transposed)
-
-    return run
+def _solve_run(transposed: bool, site: Site) -> Call:
+    a, b = site.src
+    return Call(_solve, _matrices(site.out), _matrices(a), _matrices(b), transposed)
 
 
 def _solve_spec(a: Tensor, b: Tensor) -> Spec:
@@ -215,7 +213,7 @@ SOLVE_TRI = op(
     samples=_solve_samples,
     costly=True,
 )
-cpu_kernel(SOLVE_TRI, _solve_run(False))
+cpu_kernel(SOLVE_TRI, partial(_solve_run, False))
 SOLVE_TRI_T = op(
     name="solve_tri_t",
     spec=_solve_spec,
@@ -224,7 +222,7 @@ SOLVE_TRI_T = op(
     samples=_solve_samples,
     costly=True,
 )
-cpu_kernel(SOLVE_TRI_T, _solve_run(True))
+cpu_kernel(SOLVE_TRI_T, partial(_solve_run, True))
 
 # -- diag ---------------------------------------------------------------------------------------
 

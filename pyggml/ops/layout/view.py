@@ -12,6 +12,7 @@ node's parameters hold them in elements.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -157,17 +158,13 @@ def _zero_and_add(out, b, strides, offset):
     _add_window(out, b, strides, offset)
 
 
-def _window_run(code: Callable[..., None]) -> Callable[[Site], Call]:
+def _window_run(code: Callable[..., None], site: Site) -> Call:
     """Call code(out, *sources, b, strides, offset), where b, the last source, has four axes."""
-
-    def run(site: Site) -> Call:
-        *whole, b = site.src
-        strides = site.node.params["strides"]
-        four = (*(0,) * (4 - len(strides)), *strides)
-        flat = (a.reshape(-1) for a in (site.out, *whole))
-        return Call(code, *flat, as_four(b), four, site.node.params["offset"])
-
-    return run
+    *whole, b = site.src
+    strides = site.node.params["strides"]
+    four = (*(0,) * (4 - len(strides)), *strides)
+    flat = (a.reshape(-1) for a in (site.out, *whole))
+    return Call(code, *flat, as_four(b), four, site.node.params["offset"])
 
 
 def _view_back_spec(dy: Tensor, shape: Shape, strides: Shape, offset: int) -> Spec:
@@ -204,7 +201,7 @@ VIEW_BACK = op(
     samples=_view_back_samples,
     refuses={"shape": ((-1, -1), (0, 0)), **_REFUSES},
 )
-cpu_kernel(VIEW_BACK, _window_run(_zero_and_add))
+cpu_kernel(VIEW_BACK, partial(_window_run, _zero_and_add))
 
 # -- acc, set -----------------------------------------------------------------------------------
 
@@ -260,7 +257,7 @@ ACC = op(
     samples=_acc_samples,
     refuses=_REFUSES,
 )
-cpu_kernel(ACC, _window_run(_acc))
+cpu_kernel(ACC, partial(_window_run, _acc))
 
 
 def _set_spec(a: Tensor, b: Tensor, strides: Shape, offset: int) -> Spec:
@@ -313,7 +310,7 @@ SET = op(
     samples=_set_samples,
     refuses=_REFUSES,
 )
-cpu_kernel(SET, _window_run(_set))
+cpu_kernel(SET, partial(_window_run, _set))
 
 # -- after ----------------------------------------------------------------------------------------
 

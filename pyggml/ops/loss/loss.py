@@ -13,6 +13,7 @@ d is d(loss)/dL. Rows are summed in float64.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -190,15 +191,11 @@ def _cross_entropy_loss_back_ref(
 
 
 def _with_d(
-    samples: Callable[[np.random.Generator], Iterator[Sample]],
-) -> Callable[[np.random.Generator], Iterator[Sample]]:
+    samples: Callable[[np.random.Generator], Iterator[Sample]], rng: np.random.Generator
+) -> Iterator[Sample]:
     """The forward op's samples, each with a d before its arrays."""
-
-    def back_samples(rng: np.random.Generator) -> Iterator[Sample]:
-        for s in samples(rng):
-            yield Sample((np.array(rng.uniform(0.5, 2)), *s.arrays))
-
-    return back_samples
+    for s in samples(rng):
+        yield Sample((np.array(rng.uniform(0.5, 2)), *s.arrays))
 
 
 CROSS_ENTROPY_LOSS_BACK = op(
@@ -207,7 +204,7 @@ CROSS_ENTROPY_LOSS_BACK = op(
     spec=_cross_entropy_loss_back_spec,
     ref=_cross_entropy_loss_back_ref,
     grad=_SECOND_ORDER,
-    samples=_with_d(_cross_entropy_loss_samples),
+    samples=partial(_with_d, _cross_entropy_loss_samples),
 )
 cpu_kernel(CROSS_ENTROPY_LOSS_BACK, _cross_entropy_loss_back_run, scratch=two_rows)
 
@@ -304,7 +301,7 @@ CROSS_ENTROPY_ROWS_BACK = op(
     ref=ROWS_BACK,
     formula=ROWS_BACK,
     grad=_SECOND_ORDER,
-    samples=_with_d(cross_entropy_rows_samples),
+    samples=partial(_with_d, cross_entropy_rows_samples),
 )
 cpu_kernel(CROSS_ENTROPY_ROWS_BACK, _cross_entropy_rows_back_run)
 

@@ -14,6 +14,7 @@ group_norm      norm of each group of channels; group_norm_back is as norm_back
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -155,19 +156,18 @@ def _run(of: Op) -> Callable[[Site], Call]:
     return run
 
 
-def _by_group(of_rows: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    def ref(*arrays: np.ndarray, n_groups: int, eps: float) -> np.ndarray:
-        """Each group as one row, batch by batch."""
-        y, n_channels = np.empty(arrays[0].shape), arrays[0].shape[-3]
-        each = -(-n_channels // n_groups)
-        for start in range(0, n_channels, each):
-            group = (..., slice(start, start + each), slice(None), slice(None))
-            shape = y[group].shape
-            rows = (a[group].reshape(*shape[:-3], -1) for a in arrays)
-            y[group] = of_rows(*rows, eps=eps).reshape(shape)
-        return y
-
-    return ref
+def _by_group(
+    of_rows: Callable[..., np.ndarray], *arrays: np.ndarray, n_groups: int, eps: float
+) -> np.ndarray:
+    """Each group as one row, batch by batch."""
+    y, n_channels = np.empty(arrays[0].shape), arrays[0].shape[-3]
+    each = -(-n_channels // n_groups)
+    for start in range(0, n_channels, each):
+        group = (..., slice(start, start + each), slice(None), slice(None))
+        shape = y[group].shape
+        rows = (a[group].reshape(*shape[:-3], -1) for a in arrays)
+        y[group] = of_rows(*rows, eps=eps).reshape(shape)
+    return y
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -192,7 +192,7 @@ GROUP_NORM = op(
     name="group_norm",
     ggml=GGMLOp.GROUP_NORM,
     spec=_spec,
-    ref=_by_group(NORM.ref),
+    ref=partial(_by_group, NORM.ref),
     grad=_grad,
     samples=_samples,
     refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},
@@ -203,7 +203,7 @@ cpu_kernel(GROUP_NORM, _run(NORM))
 GROUP_NORM_BACK = op(
     name="group_norm_back",
     spec=_spec,
-    ref=_by_group(NORM_BACK.ref),
+    ref=partial(_by_group, NORM_BACK.ref),
     grad=SECOND_ORDER,
     samples=_back_samples,
     refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},

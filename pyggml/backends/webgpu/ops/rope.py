@@ -5,7 +5,8 @@ position times it, in whole numbers, loses the whole turns without an error: wha
 is right to 2^-32 at any position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from math import pi
 
 import numpy as np
@@ -117,20 +118,17 @@ _TURN = """
 """
 
 
-def _rotate(sign: float) -> Callable[[ShaderSite], Sequence[Dispatch]]:
-    def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        x, table = site.node.src
-        (*_, n_heads, d), n_pairs, p = x.shape, table.shape[2], site.node.params
-        jobs = x.n_elements // d * (d - n_pairs)
-        constants = {
-            "JOBS": jobs, "D": d, "PAIRS": n_pairs, "HEADS": n_heads, "TOKENS": table.shape[0],
-            "OFFSET": int(p["offset"]), "NEOX": bool(p["neox"]), "SIGN": sign,
-        }  # fmt: skip
-        views = {"y": site.out, "x": site.src[0], "table": site.src[1]}
-        return [site.shaders.dispatch(_TURN, views, per_element(jobs), constants)]
-
-    return bind
+def _rotate(sign: float, site: ShaderSite) -> Sequence[Dispatch]:
+    x, table = site.node.src
+    (*_, n_heads, d), n_pairs, p = x.shape, table.shape[2], site.node.params
+    jobs = x.n_elements // d * (d - n_pairs)
+    constants = {
+        "JOBS": jobs, "D": d, "PAIRS": n_pairs, "HEADS": n_heads, "TOKENS": table.shape[0],
+        "OFFSET": int(p["offset"]), "NEOX": bool(p["neox"]), "SIGN": sign,
+    }  # fmt: skip
+    views = {"y": site.out, "x": site.src[0], "table": site.src[1]}
+    return [site.shaders.dispatch(_TURN, views, per_element(jobs), constants)]
 
 
-declare("rope_apply", ShaderKernel(_rotate(1.0)))
-declare("rope_apply_back", ShaderKernel(_rotate(-1.0)))
+declare("rope_apply", ShaderKernel(partial(_rotate, 1.0)))
+declare("rope_apply_back", ShaderKernel(partial(_rotate, -1.0)))

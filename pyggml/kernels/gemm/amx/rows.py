@@ -11,7 +11,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.graph.dtypes import DType, dtype
-from pyggml.jit import BlockCode, block_code, cgutils, intrinsic, kernel, types
+from pyggml.jit import BlockCode, block_code, cgutils, emitted, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I16, I32, I64, at, every, load, store
 from pyggml.jit.simd import fill
@@ -53,15 +53,10 @@ def _unpacker(name: str) -> BlockCode:
     size = step(kind)
     sizes = size // kind.block * kind.block_bytes, 2 * size
 
-    @intrinsic
-    def emit(typing: Any, to: Any, source: Any, n: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            to, source, n = arguments
-            addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
-            emit_blocks(builder, LAYOUTS[name], n, addresses, sizes, partial(_Rounded, size=size))
-            return context.get_dummy_value()
-
-        return types.void(to, source, n), codegen
+    @emitted(lambda to, source, n: types.void(to, source, n))
+    def emit(builder: Any, to: Any, source: Any, n: Any) -> None:
+        addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+        emit_blocks(builder, LAYOUTS[name], n, addresses, sizes, partial(_Rounded, size=size))
 
     def unpack(dst, src, n_blocks):
         emit(dst, src, n_blocks)
@@ -169,24 +164,18 @@ def pack_columns(packed, a, lda, m, k, group, spare):
             transpose(to, ld // 2, words[i:].ctypes.data, SIDE)
 
 
-@intrinsic
-def split_row(typing: Any, hi: Any, again: Any, lo: Any, of: Any, n: Any) -> Any:
+@emitted(types.void(*(types.intp,) * 5))
+def split_row(builder: Any, hi: Any, again: Any, lo: Any, of: Any, n: Any) -> None:
     """n floats, in whole vectors, as two rows of bfloat16, hi + lo; `hi` is also written to
     `again`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        hi, again, lo, of, n = arguments
-        floats, words = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-        with cgutils.for_range_slice(builder, I64(0), n, I64(LANES)) as (i, _):
-            x, word = load(builder, at(builder, of, i), floats), builder.lshr(i, I64(1))
-            rounded = narrow(builder, x)
-            bits = builder.shl(builder.zext(rounded, words), every(words, 16))
-            rest = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
-            for value, to in ((rounded, hi), (rounded, again), (rest, lo)):
-                store(builder, value, at(builder, to, word))
-        return context.get_dummy_value()
-
-    return types.void(*(types.intp,) * 5), codegen
+    floats, words = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+    with cgutils.for_range_slice(builder, I64(0), n, I64(LANES)) as (i, _):
+        x, word = load(builder, at(builder, of, i), floats), builder.lshr(i, I64(1))
+        rounded = narrow(builder, x)
+        bits = builder.shl(builder.zext(rounded, words), every(words, 16))
+        rest = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
+        for value, to in ((rounded, hi), (rounded, again), (rest, lo)):
+            store(builder, value, at(builder, to, word))
 
 
 # -- panels ---------------------------------------------------------------------------------------
@@ -207,25 +196,19 @@ def put_pairs(panels, i, one, other, n):
     _pair_rows(to, one.ctypes.data, other.ctypes.data, n, panels.strides[0])
 
 
-@intrinsic
-def _pair_rows(typing: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) -> Any:
+@emitted(types.void(*(types.intp,) * 5))
+def _pair_rows(builder: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) -> None:
     """n columns of two rows as a row of pairs in panels, `panel` bytes apart; addresses."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, one, other, n, panel = arguments
-        index = ir.VectorType(I32, 2 * LANES)
-        with cgutils.for_range(builder, builder.udiv(n, ir.Constant(I64, SIDE))) as loop:
-            here = builder.mul(loop.index, ir.Constant(I64, SIDE // 2))
-            rows = [load(builder, at(builder, x, here), _NUMBERS) for x in (one, other)]
-            there = builder.add(to, builder.mul(loop.index, panel))
-            for tile in (0, 1):
-                columns = range(LANES * tile, LANES * (tile + 1))
-                order = [x for column in columns for x in (column, 2 * LANES + column)]
-                pairs = builder.shuffle_vector(*rows, ir.Constant(index, order))
-                store(builder, pairs, at(builder, there, ir.Constant(I64, tile * TILE_BYTES // 4)))
-        return context.get_dummy_value()
-
-    return types.void(*(types.intp,) * 5), codegen
+    index = ir.VectorType(I32, 2 * LANES)
+    with cgutils.for_range(builder, builder.udiv(n, ir.Constant(I64, SIDE))) as loop:
+        here = builder.mul(loop.index, ir.Constant(I64, SIDE // 2))
+        rows = [load(builder, at(builder, x, here), _NUMBERS) for x in (one, other)]
+        there = builder.add(to, builder.mul(loop.index, panel))
+        for tile in (0, 1):
+            columns = range(LANES * tile, LANES * (tile + 1))
+            order = [x for column in columns for x in (column, 2 * LANES + column)]
+            pairs = builder.shuffle_vector(*rows, ir.Constant(index, order))
+            store(builder, pairs, at(builder, there, ir.Constant(I64, tile * TILE_BYTES // 4)))
 
 
 @kernel

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from pyggml.jit import cgutils, intrinsic, kernel, types
+from pyggml.jit import cgutils, emitted, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I8, I32, I64, broadcast, declare_intrinsic, every, fma
 
@@ -175,27 +175,19 @@ class _Emulated(_Tiles):
         return self.b.bitcast(self.b.and_(pairs, every(_ROW, 0xFFFF0000)), _SUMS)
 
 
-@intrinsic
-def configure(typing: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if CHOSEN.tiles:
-            kind = ir.VectorType(I8, len(CONFIGURATION))
-            memory = cgutils.alloca_once_value(builder, ir.Constant(kind, list(CONFIGURATION)))
-            code = declare_intrinsic(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_BYTE])
-            builder.call(code, [builder.bitcast(memory, _BYTE)])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+@emitted(types.void())
+def configure(builder: Any) -> None:
+    if CHOSEN.tiles:
+        kind = ir.VectorType(I8, len(CONFIGURATION))
+        memory = cgutils.alloca_once_value(builder, ir.Constant(kind, list(CONFIGURATION)))
+        code = declare_intrinsic(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_BYTE])
+        builder.call(code, [builder.bitcast(memory, _BYTE)])
 
 
-@intrinsic
-def release(typing: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if CHOSEN.tiles:
-            builder.call(declare_intrinsic(builder, "llvm.x86.tilerelease", ir.VoidType(), []), [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+@emitted(types.void())
+def release(builder: Any) -> None:
+    if CHOSEN.tiles:
+        builder.call(declare_intrinsic(builder, "llvm.x86.tilerelease", ir.VoidType(), []), [])
 
 
 # -- the microkernel ------------------------------------------------------------------------------
@@ -256,31 +248,25 @@ def _emit_step(b: Any, tiles: _Tiles, i: Any, last: Any, operands: _Operands, c_
             _emit_fetch(b, address, to_write)
 
 
-@intrinsic
-def micro_product(typing: Any, c: Any, a: Any, panel: Any, k: Any, accumulate: Any) -> Any:
+@emitted(lambda c, a, panel, k, accumulate: types.void(c, a, types.intp, types.intp, types.boolean))
+def micro_product(builder: Any, c: Any, a: Any, panel: Any, k: Any, accumulate: Any) -> None:
     """C (+)= A · B, of float32 and bfloat16. c and a are RowAddresses, the panel is an address, k
     counts steps, one or more. C is overwritten unless `accumulate`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        c, a, panel, k, accumulate = arguments
-        (c, ldc), (a, lda) = (cgutils.unpack_tuple(builder, x) for x in (c, a))
-        tiles = _Registers(builder) if CHOSEN.tiles else _Emulated(builder)
-        operands, corners = _Operands(builder, a, lda, panel), _corners(builder, c, ldc)
-        with builder.if_else(accumulate) as (old, new):
-            with old:
-                for tile, corner in enumerate(corners):
-                    tiles.load(tile, corner, ldc)
-            with new:
-                for tile in range(4):
-                    tiles.zero(tile)
-        operands.load(tiles, "b1", 6, I64(0))
-        last = builder.sub(k, I64(1))
-        with cgutils.for_range(builder, k) as loop:
-            row = builder.and_(loop.index, ir.Constant(I64, SIDE - 1))
-            c_row = builder.add(c, builder.mul(row, ldc))
-            _emit_step(builder, tiles, loop.index, last, operands, c_row)
-        for tile, corner in enumerate(corners):
-            tiles.store(tile, corner, ldc)
-        return context.get_dummy_value()
-
-    return types.void(c, a, types.intp, types.intp, types.boolean), codegen
+    (c, ldc), (a, lda) = (cgutils.unpack_tuple(builder, x) for x in (c, a))
+    tiles = _Registers(builder) if CHOSEN.tiles else _Emulated(builder)
+    operands, corners = _Operands(builder, a, lda, panel), _corners(builder, c, ldc)
+    with builder.if_else(accumulate) as (old, new):
+        with old:
+            for tile, corner in enumerate(corners):
+                tiles.load(tile, corner, ldc)
+        with new:
+            for tile in range(4):
+                tiles.zero(tile)
+    operands.load(tiles, "b1", 6, I64(0))
+    last = builder.sub(k, I64(1))
+    with cgutils.for_range(builder, k) as loop:
+        row = builder.and_(loop.index, ir.Constant(I64, SIDE - 1))
+        c_row = builder.add(c, builder.mul(row, ldc))
+        _emit_step(builder, tiles, loop.index, last, operands, c_row)
+    for tile, corner in enumerate(corners):
+        tiles.store(tile, corner, ldc)
