@@ -61,8 +61,8 @@ def instructions(loop):
     ],
 )
 def test_each_processor_has_its_instruction_set(cpu, isa, auto):
-    found = code(cpu)
-    assert (found["isa"], found["auto"]) == (isa, auto)
+    kernels = code(cpu)
+    assert (kernels["isa"], kernels["auto"]) == (isa, auto)
 
 
 ISA_OF = {
@@ -78,16 +78,16 @@ DOTS = {"sdot", "usdot", "smmla", "bfdot", "bfmmla", "bfcvtn"}
 
 @pytest.mark.parametrize("isa", ISA_OF)
 def test_bytes_are_multiplied_by_the_instructions_of_the_set(isa):
-    found = code(ISA_OF[isa], isa)
-    for loop, wanted in (
-        (found["one row"]["Q8_0"], SIGNED[isa]),
-        (found["one row"]["Q4_0"], UNSIGNED[isa]),
-        (found["several"]["Q8_0"], SIGNED[isa]),
-        (found["tile of bytes"][""], TILES[isa]),
+    kernels = code(ISA_OF[isa], isa)
+    for loop, instruction in (
+        (kernels["one row"]["Q8_0"], SIGNED[isa]),
+        (kernels["one row"]["Q4_0"], UNSIGNED[isa]),
+        (kernels["several"]["Q8_0"], SIGNED[isa]),
+        (kernels["tile of bytes"][""], TILES[isa]),
     ):
-        assert instructions(loop) & (DOTS | {"smull"}) == {wanted}
+        assert instructions(loop) & (DOTS | {"smull"}) == {instruction}
     # 6 rows, 8 columns, 32 deep: 16 products an instruction, or 32
-    tile = found["tile of bytes"][""]
+    tile = kernels["tile of bytes"][""]
     n = sum(line.startswith(TILES[isa]) for line in tile)
     assert n == {"smull": 2 * 96, "sdot": 96, "smmla": 48}[TILES[isa]]
     assert isa == "neon" or not any("[sp" in line for line in tile), "sums stay in registers"
@@ -95,64 +95,64 @@ def test_bytes_are_multiplied_by_the_instructions_of_the_set(isa):
 
 def test_avx_vnni_multiplies_bytes_in_one_instruction():
     """12 vectors of sums, 32 deep, with four products a lane; encoded without AVX-512's prefix."""
-    found = code("alderlake")
-    loops = [loop for kernel in (*BYTES, "four rows") for loop in found[kernel].values()]
+    kernels = code("alderlake")
+    loops = [loop for kernel in (*BYTES, "four rows") for loop in kernels[kernel].values()]
     for loop in loops:
         ours = [line for line in loop if "vpdpbusd" in line]
         assert ours and all(line.startswith("{vex}") for line in ours)
         assert not any("zmm" in line or "vpmadd" in line for line in loop)
-    tile = found["tile of bytes"][""]
+    tile = kernels["tile of bytes"][""]
     assert sum("vpdpbusd" in line for line in tile) == 12 * 8
 
 
 def test_avx2_multiplies_signed_bytes_without_spilling():
     """6 vectors of sums, 32 deep: a weight's sign to x, products of pairs, their widened sums."""
-    found = code("haswell")
-    tile = found["tile of bytes"][""]
+    kernels = code("haswell")
+    tile = kernels["tile of bytes"][""]
     for instruction in ("vpsignb", "vpmaddubsw", "vpmaddwd"):
         assert sum(line.startswith(instruction) for line in tile) == 6 * 8
     assert not any("%rsp" in line or "zmm" in line for line in tile)
     for kernel in ("one row", "four rows"):
-        for loop in found[kernel].values():
+        for loop in kernels[kernel].values():
             assert "vpmaddubsw" in instructions(loop) and not any("vpdp" in line for line in loop)
 
 
 def test_pairs_of_bfloat16_are_multiplied_by_the_instructions_of_the_set():
-    found = code("neoverse-v1", "neonbf16")
-    wanted = dict(zip(PAIRS, ("bfmmla", "bfdot", "bfcvtn"), strict=True))
-    for kernel, instruction in wanted.items():
-        ours = {name.removesuffix("2") for name in instructions(found[kernel][""])}
+    kernels = code("neoverse-v1", "neonbf16")
+    pairs = dict(zip(PAIRS, ("bfmmla", "bfdot", "bfcvtn"), strict=True))
+    for kernel, instruction in pairs.items():
+        ours = {name.removesuffix("2") for name in instructions(kernels[kernel][""])}
         assert ours & DOTS == {instruction}
     without = code("neoverse-v1", "neoni8mm")
-    assert not any(instructions(without[kernel][""]) & DOTS for kernel in wanted)
+    assert not any(instructions(without[kernel][""]) & DOTS for kernel in pairs)
 
 
 def counts(cpu):
     """{kernel: {weight type: instructions for 32 weights}}"""
-    found = code(cpu)
+    kernels = code(cpu)
 
     def of(kernel, name, loop):
-        block = found["blocks"][name]
+        block = kernels["blocks"][name]
         return 32 * len(loop) / max(block, 256 if kernel == "one row" else 32)
 
-    return {k: {n: of(k, n, loop) for n, loop in found[k].items()} for k in COUNTED}
+    return {k: {n: of(k, n, loop) for n, loop in kernels[k].items()} for k in COUNTED}
 
 
 def test_every_type_is_unpacked_in_less_than_twice_the_instructions_of_q4_0():
-    found = counts("neoverse-n1")
-    assert set(found["unpack"]) == {name for name, q in QUANTS.items() if q.dtype.block > 1}
+    lengths = counts("neoverse-n1")
+    assert set(lengths["unpack"]) == {name for name, q in QUANTS.items() if q.dtype.block > 1}
     for kernel, most in (("unpack", 45), ("one row in float32", 52)):
-        limit = found[kernel]["Q4_0"]
+        limit = lengths[kernel]["Q4_0"]
         assert limit <= most
-        too_many = {name: n for name, n in found[kernel].items() if n >= 2 * limit}
+        too_many = {name: n for name, n in lengths[kernel].items() if n >= 2 * limit}
         assert not too_many
 
 
 def test_bytes_of_a_row_are_multiplied_in_few_instructions():
     """SDOT leaves so little of Q4_0 that twice as many and a half is a bound for types made of
     arithmetic alone; those of tables stay below twice Q4_0 in float32."""
-    found = counts("neoverse-n1")
-    ours, floats = found["one row"], found["one row in float32"]
+    lengths = counts("neoverse-n1")
+    ours, floats = lengths["one row"], lengths["one row in float32"]
     assert ours["Q8_0"] < 12.5 and ours["Q4_0"] < 14
     limits = {n: (floats if n in TABLES else ours)["Q4_0"] for n in ours}
     assert not {name: n for name, n in ours.items() if n > 2 * limits[name] + 0.5}
