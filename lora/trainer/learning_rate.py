@@ -31,20 +31,12 @@ def _cosine(t: float) -> float:
     return (1 + cos(pi * t)) / 2
 
 
-def _restarts(t: float, config: TrainConfig) -> float:
-    return _cosine(t * config.lr_cycles % 1.0 if t < 1 else 1.0)
-
-
-def _stable_then_decay(t: float, config: TrainConfig) -> float:
-    return min(1.0, (1 - t) / config.lr_decay)
-
-
 _SHAPES: dict[str, Callable[[float, TrainConfig], float]] = {
     "constant": lambda t, config: 1.0,
     "linear": lambda t, config: 1 - t,
     "cosine": lambda t, config: _cosine(t),
-    "cosine_restarts": _restarts,
-    "wsd": _stable_then_decay,
+    "cosine_restarts": lambda t, config: _cosine(t * config.lr_cycles % 1.0 if t < 1 else 1.0),
+    "wsd": lambda t, config: min(1.0, (1 - t) / config.lr_decay),
 }
 
 

@@ -79,12 +79,8 @@ def _op_of(name: str, ref: Callable[..., Any], spec: Callable[..., Spec], grad: 
         spec=spec,
         ref=ref,
         grad=grad,
-        samples=_no_samples,
+        samples=lambda rng: iter(()),
     )
-
-
-def _no_samples(rng: np.random.Generator) -> Any:
-    return iter(())
 
 
 def _spec_of(value: Callable[..., Any]) -> Callable[..., Spec]:

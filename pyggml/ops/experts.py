@@ -227,10 +227,6 @@ def _mul_mat_id_back_spec(w: Tensor, dy: Tensor, ids: Tensor) -> Spec:
     return Spec((*ids.shape, w.shape[2]))
 
 
-def _mul_mat_id_back_ref(w: np.ndarray, dy: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return _mul_mat_id_ref(w.swapaxes(1, 2), dy, ids)
-
-
 def _mul_mat_id_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
     """dW_e = Σ dy_i·g_iᵀ over the tokens of expert e, ddy_i = W_e·g_i"""
     w, dy, ids = node.src
@@ -245,7 +241,7 @@ def _mul_mat_id_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
 MUL_MAT_ID_BACK = op(
     name="mul_mat_id_back",
     spec=_mul_mat_id_back_spec,
-    ref=_mul_mat_id_back_ref,
+    ref=lambda w, dy, ids: _mul_mat_id_ref(w.swapaxes(1, 2), dy, ids),
     grad=_mul_mat_id_back_grad,
     samples=_mul_mat_id_back_samples,
     costly=True,
@@ -368,10 +364,6 @@ def _add_id_run(site: Site) -> Call:
     return Call(_add_id, y, rows, b, ids.reshape(-1))
 
 
-def _add_id_ref(x: np.ndarray, b: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return np.asarray(x + b[ids])
-
-
 def _add_id_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """da = dy, db_e = Σ dy_i over the tokens of expert e"""
     _, b, ids = node.src
@@ -387,7 +379,7 @@ ADD_ID = op(
     name="add_id",
     ggml=GGMLOp.ADD_ID,
     spec=_add_id_spec,
-    ref=_add_id_ref,
+    ref=lambda x, b, ids: np.asarray(x + b[ids]),
     grad=_add_id_grad,
     samples=_add_id_samples,
     memory=Memory.INPLACE_FIRST,

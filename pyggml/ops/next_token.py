@@ -60,10 +60,6 @@ def _likeliest(out: np.ndarray, logits: np.ndarray) -> None:
     out[0], out[1:] = best, logits[best : best + 1].view(np.int32)
 
 
-def _likeliest_run(site: Site) -> Call:
-    return Call(_likeliest, site.out, site.src[0].reshape(-1))
-
-
 def _likeliest_ref(logits: np.ndarray) -> np.ndarray:
     """By Python's max, which takes the first of equals too."""
     flat = logits.reshape(-1).tolist()
@@ -87,7 +83,7 @@ LIKELIEST = op(
     grad=_NO_GRADIENT,
     samples=_likeliest_samples,
 )
-cpu_kernel(LIKELIEST, _likeliest_run)
+cpu_kernel(LIKELIEST, lambda site: Call(_likeliest, site.out, site.src[0].reshape(-1)))
 
 # -- advance ------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ def rewritten_in_place(graph: Graph, devices: Devices) -> tuple[Graph, Homes]:
     homes = homes_of(graph, devices)
     used = [*dict.fromkeys(homes.values())]
     if used and all(map(used[0].is_like, used)):
-        new = min(used, key=_n_free).rewritten(graph)
+        new = min(used, key=lambda device: (device.memory() or (0, 0))[0]).rewritten(graph)
         homes = homes_of(new, devices)
         return _in_runs(new, homes), homes
     regions = {device: _Region.of(graph, homes, device) for device in dict.fromkeys(homes.values())}
@@ -111,10 +111,6 @@ def _in_runs(graph: Graph, homes: Homes) -> Graph:
                 order[nodes.popleft()] = None
     new = Graph.in_order(graph.outputs, order, graph.names)
     return replace(new, notes=graph.notes)
-
-
-def _n_free(device: Backend) -> int:
-    return (device.memory() or (0, 0))[0]
 
 
 class _Joined:

@@ -48,10 +48,6 @@ from pyggml.requantize import check_file_type
 Typed = tuple[click.Command, Mapping[str, Any]]  # a command, and its parameters as they were given
 
 
-def _finetune(config: Path | None, **given: Any) -> int:
-    return fine_tune(config, given)
-
-
 def fine_tune(
     config: Path | None,
     given: Mapping[str, Any],
@@ -309,7 +305,7 @@ _OPTIONS = [
 
 command = GroupedCommand(
     "finetune",
-    callback=_finetune,
+    callback=lambda config, **given: fine_tune(config, given),
     help="Train a LoRA adapter for a GGUF model, whose quantised weights stay.\n\n"
     "Ctrl-C, SIGTERM, a closed terminal or pipe ends the run after its step and saves adapter and "
     "checkpoint; before the first step they stay as they were.",

@@ -187,12 +187,8 @@ def _forward(a: Forward, scratch: Scratch) -> None:
         part.put(a.o, o)
 
 
-def _bind_forward(p: AttentionProblem, a: Forward, scratch: Scratch) -> Call:
-    return Call(_forward, a, scratch)
-
-
 FORWARD: AttentionPath[Forward] = AttentionPath(
-    "unfused", False, _takes, _forward_layout, _bind_forward
+    "unfused", False, _takes, _forward_layout, lambda p, a, scratch: Call(_forward, a, scratch)
 )
 
 # -- backward -----------------------------------------------------------------------------------
@@ -238,10 +234,6 @@ def _part_back(a: Backward, part: _ScorePart, scratch: Scratch) -> None:
     part.put(a.dq, dq)
 
 
-def _bind_backward(p: AttentionProblem, a: Backward, scratch: Scratch) -> Call:
-    return Call(_backward, a, scratch)
-
-
 BACKWARD: AttentionPath[Backward] = AttentionPath(
-    "unfused", False, _takes, _backward_layout, _bind_backward
+    "unfused", False, _takes, _backward_layout, lambda p, a, scratch: Call(_backward, a, scratch)
 )

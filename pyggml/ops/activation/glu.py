@@ -150,10 +150,6 @@ def _swiglu_back_spec(gate: Tensor, up: Tensor, dy: Tensor) -> Spec:
     return Spec(gate.shape)
 
 
-def _swiglu_back_saved(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Spec, ...]:
-    return Spec(gate.shape), Spec(gate.shape)
-
-
 def _swiglu_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in [(1, 1), (2, 3, 5), (67,), (3, 4096), (int(rng.integers(1, 9)), 33)]:
         bits = rng.standard_normal((2, *shape), np.float32).view(np.uint32) >> 16
@@ -168,7 +164,7 @@ SWIGLU_BACK = op(
     grad=NoGrad("second derivatives are out of scope"),
     samples=_swiglu_back_samples,
     memory=Memory.INPLACE,
-    saved=_swiglu_back_saved,
+    saved=lambda gate, up, dy: (Spec(gate.shape), Spec(gate.shape)),
     fuses=("cpy", "swiglu", "swiglu_back_gate"),
 )
 cpu_kernel(SWIGLU_BACK, by_formula(SWIGLU_GRADIENTS))

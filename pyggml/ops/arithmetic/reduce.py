@@ -99,17 +99,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 _TOTAL, _MEAN = formula(formulas.sum_rows), formula(formulas.mean_of_row)
 
 
-def _sum_run(site: Site) -> Call:
-    return call_by_row(_TOTAL, [site.out], [site.src[0].reshape(-1)])
-
-
 def _sum_spec(x: Tensor) -> Spec:
     expect_type("sum", "x", x)
     return Spec(())
-
-
-def _sum_ref(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x.sum())
 
 
 def _sum_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -121,12 +113,12 @@ SUM = op(
     name="sum",
     ggml=GGMLOp.SUM,
     spec=_sum_spec,
-    ref=_sum_ref,
+    ref=lambda x: np.asarray(x.sum()),
     grad=_sum_grad,
     samples=_samples,
     halves=True,
 )
-cpu_kernel(SUM, _sum_run)
+cpu_kernel(SUM, lambda site: call_by_row(_TOTAL, [site.out], [site.src[0].reshape(-1)]))
 
 # -- sum_rows, mean -----------------------------------------------------------------------------
 
@@ -186,10 +178,6 @@ def _rows_run(code: Callable[..., None], site: Site) -> Call:
     return Call(code, as_rows(site.out), as_rows(site.src[0]))
 
 
-def _cumsum_ref(x: np.ndarray) -> np.ndarray:
-    return np.cumsum(x, axis=-1)
-
-
 def _cumsum_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx_i = Σ_j≥i dy_j"""
     return (CUMSUM_BACK(dy),)
@@ -199,16 +187,12 @@ CUMSUM = op(
     name="cumsum",
     ggml=GGMLOp.CUMSUM,
     spec=partial(_same_spec, "cumsum"),
-    ref=_cumsum_ref,
+    ref=lambda x: np.cumsum(x, axis=-1),
     grad=_cumsum_grad,
     samples=_samples,
     memory=Memory.INPLACE,
 )
 cpu_kernel(CUMSUM, partial(_rows_run, _cumsum))
-
-
-def _cumsum_back_ref(dy: np.ndarray) -> np.ndarray:
-    return np.cumsum(dy[..., ::-1], axis=-1)[..., ::-1]
 
 
 def _cumsum_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -219,7 +203,7 @@ def _cumsum_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 CUMSUM_BACK = op(
     name="cumsum_back",
     spec=partial(_same_spec, "cumsum_back"),
-    ref=_cumsum_back_ref,
+    ref=lambda dy: np.cumsum(dy[..., ::-1], axis=-1)[..., ::-1],
     grad=_cumsum_back_grad,
     samples=_samples,
     memory=Memory.INPLACE,
@@ -244,15 +228,11 @@ def _argmax_spec(x: Tensor) -> Spec:
     return Spec(x.shape[:-1], I32)
 
 
-def _argmax_ref(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x.argmax(axis=-1))
-
-
 ARGMAX = op(
     name="argmax",
     ggml=GGMLOp.ARGMAX,
     spec=_argmax_spec,
-    ref=_argmax_ref,
+    ref=lambda x: np.asarray(x.argmax(axis=-1)),
     grad=NoGrad("a position does not change smoothly"),
     samples=_samples,
 )
@@ -280,10 +260,6 @@ def _count_equal_spec(a: Tensor, b: Tensor, *mask: Tensor) -> Spec:
     return Spec((), I64)
 
 
-def _count_equal_ref(a: np.ndarray, b: np.ndarray, *mask: np.ndarray) -> np.ndarray:
-    return np.asarray(np.sum((a == b) & (mask[0] > 0.5 if mask else True)))
-
-
 def _count_equal_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in [(1,), (3, 8), (40,)]:
         pair = tuple(rng.integers(0, 3, shape).astype(np.int32) for _ in range(2))
@@ -295,7 +271,7 @@ COUNT_EQUAL = op(
     name="count_equal",
     ggml=GGMLOp.COUNT_EQUAL,
     spec=_count_equal_spec,
-    ref=_count_equal_ref,
+    ref=lambda a, b, *mask: np.asarray(np.sum((a == b) & (mask[0] > 0.5 if mask else True))),
     grad=NoGrad("a count does not change smoothly"),
     samples=_count_equal_samples,
 )
@@ -386,10 +362,6 @@ def _top_k(out, x, k):
                 chosen[at] = j
 
 
-def _top_k_ref(x: np.ndarray, k: int) -> np.ndarray:
-    return _argsort_ref(x, True)[..., :k]
-
-
 def _top_k_samples(rng: np.random.Generator) -> Iterator[Sample]:
     cases = [((1, 1), 1), ((7, 40), 4), ((2, 3, 5), 5), ((6, 9), 1)]
     for shape, k in [*cases, ((5, 33), int(rng.integers(1, 34)))]:
@@ -401,7 +373,7 @@ TOP_K = op(
     name="top_k",
     ggml=GGMLOp.TOP_K,
     spec=_top_k_spec,
-    ref=_top_k_ref,
+    ref=lambda x, k: _argsort_ref(x, True)[..., :k],
     grad=_NO_GRADIENT,
     samples=_top_k_samples,
     refuses={"k": (0, -1, 999)},

@@ -246,10 +246,6 @@ def _spec(
     return Spec((*q.shape[:2], v.shape[2]))
 
 
-def _saved_specs(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
-    return (Spec((q.shape[1], q.shape[0])),)  # lse
-
-
 def _softmax(
     q: np.ndarray, k: np.ndarray, span: np.ndarray, extras: tuple[np.ndarray, ...], *,
     scale: float, cap: float, max_bias: float, masked: bool, longest: int,
@@ -369,7 +365,7 @@ FLASH_ATTN_EXT = op(
     grad=_grad,
     samples=_samples,
     refuses=_REFUSES,
-    saved=_saved_specs,
+    saved=lambda q, *_, **__: (Spec((q.shape[1], q.shape[0])),),
     costly=True,
     fuses=("mul_mat", "soft_max", "mul_mat"),
 )

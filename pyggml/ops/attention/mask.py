@@ -62,14 +62,6 @@ def _mask_future(x: np.ndarray, n_past: int, fill: float) -> np.ndarray:
     return np.where(np.tri(n_rows, n_columns, n_past, dtype=bool), x, fill)
 
 
-def _inf_ref(x: np.ndarray, n_past: int) -> np.ndarray:
-    return _mask_future(x, n_past, -np.inf)
-
-
-def _zero_ref(x: np.ndarray, n_past: int) -> np.ndarray:
-    return _mask_future(x, n_past, 0.0)
-
-
 def _mask_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy, 0 where it was masked"""
     return (diag_mask_zero(dy, node.params["n_past"]),)
@@ -85,7 +77,7 @@ DIAG_MASK_INF = op(
     name="diag_mask_inf",
     ggml=GGMLOp.DIAG_MASK_INF,
     spec=_mask_spec,
-    ref=_inf_ref,
+    ref=lambda x, n_past: _mask_future(x, n_past, -np.inf),
     grad=_mask_grad,
     samples=_mask_samples,
     refuses={"n_past": (-1,)},
@@ -96,7 +88,7 @@ DIAG_MASK_ZERO = op(
     name="diag_mask_zero",
     ggml=GGMLOp.DIAG_MASK_ZERO,
     spec=_mask_spec,
-    ref=_zero_ref,
+    ref=lambda x, n_past: _mask_future(x, n_past, 0.0),
     grad=_mask_grad,
     samples=_mask_samples,
     refuses={"n_past": (-1,)},

@@ -170,10 +170,6 @@ def _rotate_ref(
     return y
 
 
-def _rope_apply_ref(x: np.ndarray, table: np.ndarray, neox: bool, offset: int) -> np.ndarray:
-    return _rotate_ref(x, table, neox, offset, 1)
-
-
 def _rope_apply_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy, turned back"""
     return ROPE_APPLY_BACK(dy, node.src[1], **node.params), None
@@ -195,7 +191,7 @@ ROPE_APPLY = op(
     name="rope_apply",
     ggml=GGMLOp.ROPE,
     spec=partial(_rotation_spec, "rope_apply"),
-    ref=_rope_apply_ref,
+    ref=lambda x, table, neox, offset: _rotate_ref(x, table, neox, offset, 1),
     grad=_rope_apply_grad,
     samples=_rope_apply_samples,
     refuses={"neox": (), "offset": (-1, 999)},
@@ -203,10 +199,6 @@ ROPE_APPLY = op(
     halves=True,
 )
 cpu_kernel(ROPE_APPLY, partial(_rotation, 1.0))
-
-
-def _rope_apply_back_ref(dy: np.ndarray, table: np.ndarray, neox: bool, offset: int) -> np.ndarray:
-    return _rotate_ref(dy, table, neox, offset, -1)
 
 
 def _rope_apply_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -218,7 +210,7 @@ ROPE_APPLY_BACK = op(
     name="rope_apply_back",
     ggml=GGMLOp.ROPE_BACK,
     spec=partial(_rotation_spec, "rope_apply_back"),
-    ref=_rope_apply_back_ref,
+    ref=lambda dy, table, neox, offset: _rotate_ref(dy, table, neox, offset, -1),
     grad=_rope_apply_back_grad,
     samples=_rope_apply_samples,
     refuses={"neox": (), "offset": (-1, 999)},

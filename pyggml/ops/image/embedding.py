@@ -61,10 +61,6 @@ def _arange_run(site: Site) -> Call:
     return Call(_arange, site.out, p["start"], p["step"])
 
 
-def _arange_ref(start: float, stop: float, step: float) -> np.ndarray:
-    return start + step * np.arange(ceil((stop - start) / step))
-
-
 def _arange_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for start, stop, step in [(0.0, 1.0, 1.0), (3.0, -2.0, -0.75), (-1.5, 40.0, 0.5)]:
         yield Sample((), {"start": start, "stop": stop, "step": step})
@@ -74,7 +70,7 @@ ARANGE = op(
     name="arange",
     ggml=GGMLOp.ARANGE,
     spec=_arange_spec,
-    ref=_arange_ref,
+    ref=lambda start, stop, step: start + step * np.arange(ceil((stop - start) / step)),
     grad=NoGrad("it has no sources to differentiate by"),
     samples=_arange_samples,
     refuses={"start": (NAN, INF), "stop": (NAN, INF), "step": (0.0, NAN, INF)},

@@ -166,10 +166,6 @@ def _cpy_spec(x: Tensor, to: str) -> Spec:
     return Spec(x.shape, dtype(to))
 
 
-def _cpy_ref(x: np.ndarray, to: str) -> np.ndarray:
-    return _ref(x, dtype(to))
-
-
 def _cpy_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy"""
     return (None if I32 in (node.dtype, node.src[0].dtype) else dy,)
@@ -202,7 +198,7 @@ CPY = op(
     name="cpy",
     ggml=GGMLOp.CPY,
     spec=_cpy_spec,
-    ref=_cpy_ref,
+    ref=lambda x, to: _ref(x, dtype(to)),
     grad=_cpy_grad,
     samples=_cpy_samples,
     refuses={"to": ("I8", "IQ2_XXS", "Q8_K")},
@@ -218,10 +214,6 @@ def _into_spec(dst: Tensor, x: Tensor) -> Spec:
         raise ShapeError(f"cpy: {x!r} goes into {dst!r}, wanted its shape")
     _check_types("cpy", x, dst.dtype)
     return Spec(dst.shape, dst.dtype, dst.strides)
-
-
-def _into_ref(dst: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return _ref(x, I32 if dst.dtype.kind == "i" else F32)
 
 
 def _into_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -250,7 +242,7 @@ CPY_INTO = op(
     name="cpy_into",
     ggml=GGMLOp.CPY,
     spec=_into_spec,
-    ref=_into_ref,
+    ref=lambda dst, x: _ref(x, I32 if dst.dtype.kind == "i" else F32),
     grad=_into_grad,
     samples=_into_samples,
     memory=Memory.ALIAS,

@@ -6,7 +6,6 @@ reshape     a view: other axes, the same order      permute, transpose   a view:
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -58,14 +57,6 @@ def _copy_run(site: Site) -> Call:
     return Call(np.copyto, site.out, site.src[0])
 
 
-def _copy_spec(x: Tensor) -> Spec:
-    return Spec(x.shape, x.dtype)
-
-
-def _same_ref(x: np.ndarray, **_: Any) -> np.ndarray:
-    return x.copy()
-
-
 def _same_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy"""
     return (dy,)
@@ -80,8 +71,8 @@ CONT, DUP = (
     op(
         name=ggml.name.lower(),
         ggml=ggml,
-        spec=_copy_spec,
-        ref=_same_ref,
+        spec=lambda x: Spec(x.shape, x.dtype),
+        ref=lambda x, **_: x.copy(),
         grad=_same_grad,
         samples=_copy_samples,
         strided=True,
@@ -108,10 +99,6 @@ def _reshape_spec(x: Tensor, shape: Shape) -> Spec:
     return Spec(shape, x.dtype)
 
 
-def _reshape_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
-    return x.reshape(shape)
-
-
 def _reshape_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy, in x's shape"""
     return (reshape(dy, node.src[0].shape),)
@@ -126,7 +113,7 @@ RESHAPE = op(
     name="reshape",
     ggml=GGMLOp.RESHAPE,
     spec=_reshape_spec,
-    ref=_reshape_ref,
+    ref=lambda x, shape: x.reshape(shape),
     grad=_reshape_grad,
     samples=_reshape_samples,
     refuses={"shape": ((9999,), (-1, -5), (1,) * 5)},
@@ -149,10 +136,6 @@ def _permute_spec(x: Tensor, axes: Shape) -> Spec:
     return _permuted_spec(x, axes)
 
 
-def _permute_ref(x: np.ndarray, axes: Shape) -> np.ndarray:
-    return np.transpose(x, axes)
-
-
 def _permute_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy with its axes in the old order"""
     axes = node.params["axes"]
@@ -170,7 +153,7 @@ PERMUTE = op(
     name="permute",
     ggml=GGMLOp.PERMUTE,
     spec=_permute_spec,
-    ref=_permute_ref,
+    ref=np.transpose,
     grad=_permute_grad,
     samples=_permute_samples,
     refuses={"axes": ((0, 0), (1, 2), (-1, 0))},
@@ -184,10 +167,6 @@ def _transpose_spec(x: Tensor) -> Spec:
     if n < 2 or x.dtype.quantised:
         raise ShapeError(f"transpose: x is {x!r}, wanted two or more axes and no blocks")
     return _permuted_spec(x, (*range(n - 2), n - 1, n - 2))
-
-
-def _transpose_ref(x: np.ndarray) -> np.ndarray:
-    return np.swapaxes(x, -1, -2)
 
 
 def _transpose_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -204,7 +183,7 @@ TRANSPOSE = op(
     name="transpose",
     ggml=GGMLOp.TRANSPOSE,
     spec=_transpose_spec,
-    ref=_transpose_ref,
+    ref=lambda x: np.swapaxes(x, -1, -2),
     grad=_transpose_grad,
     samples=_transpose_samples,
     memory=Memory.VIEW,

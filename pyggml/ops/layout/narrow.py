@@ -183,10 +183,6 @@ def _concat_spec(a: Tensor, b: Tensor, axis: int) -> Spec:
     return Spec((*a.shape[:axis], a.shape[axis] + b.shape[axis], *a.shape[axis + 1 :]), a.dtype)
 
 
-def _concat_ref(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
-    return np.concatenate((a, b), axis)
-
-
 def _concat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """da, db = the parts of dy"""
     axis = node.params["axis"]
@@ -209,7 +205,7 @@ CONCAT = op(
     name="concat",
     ggml=GGMLOp.CONCAT,
     spec=_concat_spec,
-    ref=_concat_ref,
+    ref=lambda a, b, axis: np.concatenate((a, b), axis),
     grad=_concat_grad,
     samples=_concat_samples,
     refuses={"axis": (-1, 9)},

@@ -52,10 +52,6 @@ def _pad_axes(shape: Shape, widths: Widths, circular: bool) -> list[Axis]:
     return axes
 
 
-def _pad_ref(x: np.ndarray, widths: Widths, circular: bool) -> np.ndarray:
-    return np.pad(x, widths, mode="wrap" if circular else "constant")
-
-
 def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, widths in [
         *(((1, 1), ((0, 0), (0, 0))), ((3, 5), ((1, 0), (2, 3))), ((4,), ((0, 9),))),
@@ -71,7 +67,7 @@ PAD = resampling_op(
     "pad",
     GGMLOp.PAD,
     _pad_axes,
-    _pad_ref,
+    lambda x, widths, circular: np.pad(x, widths, mode="wrap" if circular else "constant"),
     _pad_samples,
     {"widths": (((-1, 0), (-1, 0)), ((0, 0),) * 5), "circular": ()},
 )

@@ -65,10 +65,6 @@ def _repeat_spec(x: Tensor, shape: Shape) -> Spec:
     return Spec(shape, x.dtype)
 
 
-def _repeat_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
-    return tile_to(x, shape)
-
-
 def _repeat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = Σ over the copies of dy"""
     return (repeat_back(dy, node.src[0].shape),)
@@ -86,7 +82,7 @@ REPEAT = op(
     name="repeat",
     ggml=GGMLOp.REPEAT,
     spec=_repeat_spec,
-    ref=_repeat_ref,
+    ref=tile_to,
     grad=_repeat_grad,
     samples=_repeat_samples,
     refuses={"shape": ((-1, -1), (1,) * 5)},
@@ -126,10 +122,6 @@ def _repeat_back_spec(x: Tensor, shape: Shape) -> Spec:
     return Spec(shape)
 
 
-def _repeat_back_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
-    return sum_tiles(x, shape)
-
-
 def _repeat_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy, repeated"""
     return (repeat(dy, node.src[0].shape),)
@@ -146,7 +138,7 @@ REPEAT_BACK = op(
     name="repeat_back",
     ggml=GGMLOp.REPEAT_BACK,
     spec=_repeat_back_spec,
-    ref=_repeat_back_ref,
+    ref=sum_tiles,
     grad=_repeat_back_grad,
     samples=_repeat_back_samples,
     refuses={"shape": ((9999,), (0, 0), (-1, -1))},

@@ -178,14 +178,6 @@ def _solve_spec(a: Tensor, b: Tensor) -> Spec:
     return Spec(b.shape)
 
 
-def _solve_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(np.linalg.solve(np.tril(a), b))
-
-
-def _solve_t_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(np.linalg.solve(np.swapaxes(np.tril(a), -1, -2), b))
-
-
 def _solve_grad(node: Tensor, dx: Tensor) -> tuple[Tensor | None, ...]:
     """dB = A⁻ᵀ·dX, dA = -dB·Xᵀ in the lower triangle"""
     db = SOLVE_TRI_T(node.src[0], dx)
@@ -208,7 +200,7 @@ SOLVE_TRI = op(
     name="solve_tri",
     ggml=GGMLOp.SOLVE_TRI,
     spec=_solve_spec,
-    ref=_solve_ref,
+    ref=lambda a, b: np.asarray(np.linalg.solve(np.tril(a), b)),
     grad=_solve_grad,
     samples=_solve_samples,
     costly=True,
@@ -217,7 +209,7 @@ cpu_kernel(SOLVE_TRI, partial(_solve_run, False))
 SOLVE_TRI_T = op(
     name="solve_tri_t",
     spec=_solve_spec,
-    ref=_solve_t_ref,
+    ref=lambda a, b: np.asarray(np.linalg.solve(np.swapaxes(np.tril(a), -1, -2), b)),
     grad=_solve_t_grad,
     samples=_solve_samples,
     costly=True,
@@ -244,14 +236,6 @@ def _diag_back(out, dy):
             out[m, i] = dy[m, i, i]
 
 
-def _diag_run(site: Site) -> Call:
-    return Call(_diag, _matrices(site.out), as_rows(site.src[0]))
-
-
-def _diag_back_run(site: Site) -> Call:
-    return Call(_diag_back, as_rows(site.out), _matrices(site.src[0]))
-
-
 def _diag_spec(x: Tensor) -> Spec:
     expect_type("diag", "x", x)
     if len(x.shape) < 2 or x.shape[-2] != 1:
@@ -262,14 +246,6 @@ def _diag_spec(x: Tensor) -> Spec:
 def _diag_back_spec(dy: Tensor) -> Spec:
     _square("diag_back", dy)
     return Spec((*dy.shape[:-2], 1, dy.shape[-1]))
-
-
-def _diag_ref(x: np.ndarray) -> np.ndarray:
-    return x * np.eye(x.shape[-1])
-
-
-def _diag_back_ref(dy: np.ndarray) -> np.ndarray:
-    return np.diagonal(dy, axis1=-2, axis2=-1)[..., None, :].copy()
 
 
 def _diag_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -296,19 +272,19 @@ DIAG = op(
     name="diag",
     ggml=GGMLOp.DIAG,
     spec=_diag_spec,
-    ref=_diag_ref,
+    ref=lambda x: x * np.eye(x.shape[-1]),
     grad=_diag_grad,
     samples=_diag_samples,
 )
-cpu_kernel(DIAG, _diag_run)
+cpu_kernel(DIAG, lambda site: Call(_diag, _matrices(site.out), as_rows(site.src[0])))
 DIAG_BACK = op(
     name="diag_back",
     spec=_diag_back_spec,
-    ref=_diag_back_ref,
+    ref=lambda dy: np.diagonal(dy, axis1=-2, axis2=-1)[..., None, :].copy(),
     grad=_diag_back_grad,
     samples=_diag_back_samples,
 )
-cpu_kernel(DIAG_BACK, _diag_back_run)
+cpu_kernel(DIAG_BACK, lambda site: Call(_diag_back, as_rows(site.out), _matrices(site.src[0])))
 
 # -- fill ---------------------------------------------------------------------------------------
 

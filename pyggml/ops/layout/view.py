@@ -104,10 +104,6 @@ def _view_spec(x: Tensor, shape: Shape, strides: Shape, offset: int) -> Spec:
     return Spec(shape, x.dtype, tuple(s * size for s in strides), offset * size)
 
 
-def _view_ref(x: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
-    return _window(_flat_copy(x), shape, strides, offset)
-
-
 def _view_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy where it was read, else 0"""
     p = node.params
@@ -133,7 +129,7 @@ VIEW = op(
     name="view",
     ggml=GGMLOp.VIEW,
     spec=_view_spec,
-    ref=_view_ref,
+    ref=lambda x, shape, strides, offset: _window(_flat_copy(x), shape, strides, offset),
     grad=_view_grad,
     samples=_view_samples,
     refuses={"shape": ((9999,), (-1, -1), (0, 0)), **_REFUSES},
@@ -233,10 +229,6 @@ def _acc_spec(a: Tensor, b: Tensor, strides: Shape, offset: int) -> Spec:
     return Spec(a.shape)
 
 
-def _acc_ref(a: np.ndarray, b: np.ndarray, strides: Shape, offset: int) -> np.ndarray:
-    return np.asarray(a + _view_back_ref(b, a.shape, strides, offset))
-
-
 def _acc_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """da = dy, db = the window of dy"""
     return dy, VIEW(dy, shape=node.src[1].shape, **node.params)
@@ -252,7 +244,7 @@ ACC = op(
     name="acc",
     ggml=GGMLOp.ACC,
     spec=_acc_spec,
-    ref=_acc_ref,
+    ref=lambda a, b, strides, offset: np.asarray(a + _view_back_ref(b, a.shape, strides, offset)),
     grad=_acc_grad,
     samples=_acc_samples,
     refuses=_REFUSES,
@@ -323,14 +315,6 @@ def after(x: Tensor, *done: Tensor) -> Tensor:
     return AFTER(x, *done)
 
 
-def _after_spec(x: Tensor, *done: Tensor) -> Spec:
-    return Spec(x.shape, x.dtype, x.strides)
-
-
-def _after_ref(x: np.ndarray, *done: np.ndarray) -> np.ndarray:
-    return x
-
-
 def _after_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy"""
     return (dy, *(None for _ in node.src[1:]))
@@ -344,8 +328,8 @@ def _after_samples(rng: np.random.Generator) -> Iterator[Sample]:
 AFTER = op(
     name="after",
     ggml=GGMLOp.VIEW,
-    spec=_after_spec,
-    ref=_after_ref,
+    spec=lambda x, *done: Spec(x.shape, x.dtype, x.strides),
+    ref=lambda x, *done: x,
     grad=_after_grad,
     samples=_after_samples,
     memory=Memory.VIEW,

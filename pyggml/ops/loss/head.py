@@ -333,10 +333,6 @@ def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:
     return np.asarray(np.sum(_ref_by_row(*arrays, gradient=gradient, softcap=softcap)))
 
 
-def _saved_specs(h: Tensor, *_: Tensor, gradient: bool, **how: float) -> tuple[Spec, ...]:
-    return (Spec(()), Spec(h.shape)) if gradient else (Spec(()),)
-
-
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dh = weight · (softmax(h·Wᵀ) - target)·W · dy, dW = weight · (softmax(h·Wᵀ) - target)ᵀ·h · dy
 
@@ -370,7 +366,7 @@ def _soft_samples(rng: np.random.Generator) -> Iterator[Sample]:
 _BOTH: dict[str, Any] = {
     "grad": _grad,
     "refuses": {"gradient": (), "softcap": NONE_FROM_ZERO},
-    "saved": _saved_specs,
+    "saved": lambda h, *_, gradient, **how: (Spec(()), Spec(h.shape)) if gradient else (Spec(()),),
     "costly": True,
 }
 LINEAR_CROSS_ENTROPY = op(

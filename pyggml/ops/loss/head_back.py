@@ -255,10 +255,6 @@ def _scales_run(site: Site) -> Call:
     return Call(_by_tile, site.out, _slopes(site), put)
 
 
-def _scales_ref(base: np.ndarray, *src: np.ndarray, softcap: float, beta: float) -> np.ndarray:
-    return ref_slopes(base, _ref(*src, softcap=softcap, beta=beta))
-
-
 def _scales_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for (z, *goals), how in _cases(rng):
         w = packed_leaf(rng, (z.shape[1], 64), "Q8_0")
@@ -268,7 +264,7 @@ def _scales_samples(rng: np.random.Generator) -> Iterator[Sample]:
 RESCALE_BACK_LINEAR_CROSS_ENTROPY = op(
     name="rescale_back_linear_cross_entropy",
     spec=_scales_spec,
-    ref=_scales_ref,
+    ref=lambda base, *src, softcap, beta: ref_slopes(base, _ref(*src, softcap=softcap, beta=beta)),
     grad=_SECOND_ORDER,
     samples=_scales_samples,
     refuses={"softcap": NONE_FROM_ZERO, "beta": NO_BETA},

@@ -253,10 +253,6 @@ def _cross_entropy_rows_run(site: Site) -> Call:
     return _checked(site, call_by_row(ROWS, [*rows], site.src), *sums)
 
 
-def _cross_entropy_rows_ref(*sources: np.ndarray) -> np.ndarray:
-    return np.asarray(CROSS_ENTROPY(*sources).sum())
-
-
 def _cross_entropy_rows_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
     """dlogits_i = dy · weight_i · (softmax(logits_i) - target_i)"""
     return cross_entropy_rows_back(d, *node.src), None, None
@@ -272,7 +268,7 @@ def cross_entropy_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
 CROSS_ENTROPY_ROWS = op(
     name="cross_entropy_rows",
     spec=_cross_entropy_rows_spec,
-    ref=_cross_entropy_rows_ref,
+    ref=lambda *sources: np.asarray(CROSS_ENTROPY(*sources).sum()),
     grad=_cross_entropy_rows_grad,
     samples=cross_entropy_rows_samples,
     saved=lambda *_: (Spec(()),),
@@ -326,10 +322,6 @@ def _run(site: Site) -> Call:
     return _checked(site, call_by_row(CROSS_ENTROPY, [site.out], site.src))
 
 
-def _ref(*sources: np.ndarray) -> np.ndarray:
-    return CROSS_ENTROPY(*sources)[..., 0]
-
-
 def _grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
     """dlogits_i = dy_i · weight_i · (softmax(logits_i) - target_i)
 
@@ -343,7 +335,7 @@ def _grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
 CROSS_ENTROPY_BY_ROW = op(
     name="cross_entropy_by_row",
     spec=_spec,
-    ref=_ref,
+    ref=lambda *sources: CROSS_ENTROPY(*sources)[..., 0],
     formula=CROSS_ENTROPY,
     grad=_grad,
     samples=cross_entropy_rows_samples,

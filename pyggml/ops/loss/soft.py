@@ -169,14 +169,6 @@ def soft_rows(
     return weights * losses, weights[:, None] * slopes
 
 
-def _ref(*arrays: np.ndarray, beta: float) -> np.ndarray:
-    return np.asarray(soft_rows(*arrays, beta=beta)[0].sum())
-
-
-def _saved(logits: Tensor, *_: Tensor, beta: float) -> tuple[Spec, ...]:
-    return Spec(()), Spec(logits.shape)
-
-
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dlogits = weight · (Q · softmax(logits) - q) · dy on targets, in the forward kernel
 
@@ -205,11 +197,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 SOFT_CROSS_ENTROPY = op(
     name="soft_cross_entropy",
     spec=_spec,
-    ref=_ref,
+    ref=lambda *arrays, beta: np.asarray(soft_rows(*arrays, beta=beta)[0].sum()),
     grad=_grad,
     samples=_samples,
     refuses={"beta": NO_BETA},
-    saved=_saved,
+    saved=lambda logits, *_, beta: (Spec(()), Spec(logits.shape)),
     costly=True,
 )
 cpu_kernel(SOFT_CROSS_ENTROPY, _run)

@@ -65,10 +65,6 @@ def _mul_mat_spec(b: Tensor, t: Tensor, w: Tensor, x: Tensor, rounds: bool) -> S
     return Spec((m, n))
 
 
-def _mul_mat_saved(b: Tensor, t: Tensor, w: Tensor, x: Tensor, rounds: bool) -> tuple[Spec, ...]:
-    return (Spec((x.shape[0], w.shape[0]), BF16),) if rounds else ()
-
-
 def _mul_mat_run(site: Site) -> Call:
     b, t = site.src[:2]
     return _call(site, "mul_mat", accumulate=False, beside=gemm.LowRank(t, b, *site.saved))
@@ -76,12 +72,6 @@ def _mul_mat_run(site: Site) -> Call:
 
 def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
     return gemm.scratch_bytes(_problem("mul_mat", node, compute))
-
-
-def _mul_mat_ref(
-    b: np.ndarray, t: np.ndarray, w: np.ndarray, x: np.ndarray, rounds: bool
-) -> np.ndarray:
-    return x @ w.T + t @ b.T
 
 
 def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -93,11 +83,11 @@ def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
 MUL_MAT_LOW_RANK = op(
     name="mul_mat_low_rank",
     spec=_mul_mat_spec,
-    ref=_mul_mat_ref,
+    ref=lambda b, t, w, x, rounds: x @ w.T + t @ b.T,
     grad=_NO_GRAD,
     samples=_mul_mat_samples,
     refuses={"rounds": ()},
-    saved=_mul_mat_saved,
+    saved=lambda b, t, w, x, rounds: (Spec((x.shape[0], w.shape[0]), BF16),) if rounds else (),
     costly=True,
     fuses=("mul_mat", "mul_mat_add", "cpy"),
 )
@@ -164,10 +154,6 @@ def _out_prod_add_run(site: Site) -> Call:
     return onto_first(site, _out_prod_call(site, accumulate=True))
 
 
-def _out_prod_add_ref(c: np.ndarray, *factors: np.ndarray) -> np.ndarray:
-    return c + _out_prod_ref(*factors)
-
-
 def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for m, n, k, r in _SIZES:
         shapes = (m, k), (r, k), (m, r), (n, k), (m, n)
@@ -177,7 +163,7 @@ def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
 OUT_PROD_LOW_RANK_ADD = op(
     name="out_prod_low_rank_add",
     spec=_out_prod_add_spec,
-    ref=_out_prod_add_ref,
+    ref=lambda c, *factors: c + _out_prod_ref(*factors),
     grad=_NO_GRAD,
     samples=_out_prod_add_samples,
     memory=Memory.INPLACE_FIRST,

@@ -175,10 +175,6 @@ cpu_kernel(MUL_MAT, _mul_mat_run, scratch=_mul_mat_scratch, shared=packing_of)
 # -- mul_mat_add --------------------------------------------------------------------------------
 
 
-def _mul_mat_add_spec(y: Tensor, w: Tensor, x: Tensor) -> Spec:
-    return _sum_spec("mul_mat_add", y, _mul_mat_spec(w, x))
-
-
 def _sum_spec(name: str, y: Tensor, product: Spec) -> Spec:
     if y.shape != product.shape:
         raise ShapeError(f"{name}: adds {product.shape} to {y.shape}")
@@ -202,10 +198,6 @@ def _after_copy(out: np.ndarray, y: np.ndarray, call: Call) -> None:
     call()
 
 
-def _mul_mat_add_ref(y: np.ndarray, w: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return y + _mul_mat_ref(w, x)
-
-
 def _mul_mat_add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """da = dy, dw = dyᵀ·x, dx = dy·w"""
     return dy, *_mul_mat_grad(node, dy)
@@ -219,8 +211,8 @@ def _mul_mat_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 MUL_MAT_ADD = op(
     name="mul_mat_add",
-    spec=_mul_mat_add_spec,
-    ref=_mul_mat_add_ref,
+    spec=lambda y, w, x: _sum_spec("mul_mat_add", y, _mul_mat_spec(w, x)),
+    ref=lambda y, w, x: y + _mul_mat_ref(w, x),
     grad=_mul_mat_add_grad,
     samples=_mul_mat_add_samples,
     memory=Memory.INPLACE_FIRST,
@@ -245,10 +237,6 @@ def _out_prod_problem(node: Tensor, compute: Compute) -> gemm.Problem:
 def _out_prod_call(site: Site, accumulate: bool) -> Call:
     p = _out_prod_problem(site.node, site.compute)
     return bind(site, p, site.src[-1].swapaxes(-1, -2), "out_prod", accumulate)
-
-
-def _out_prod_run(site: Site) -> Call:
-    return _out_prod_call(site, accumulate=False)
 
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
@@ -287,21 +275,13 @@ OUT_PROD = op(
     strided=True,
     costly=True,
 )
-cpu_kernel(OUT_PROD, _out_prod_run, scratch=_out_prod_scratch)
+cpu_kernel(OUT_PROD, lambda site: _out_prod_call(site, accumulate=False), scratch=_out_prod_scratch)
 
 # -- out_prod_add -------------------------------------------------------------------------------
 
 
-def _out_prod_add_spec(c: Tensor, a: Tensor, b: Tensor) -> Spec:
-    return _sum_spec("out_prod_add", c, _out_prod_spec(a, b))
-
-
 def _out_prod_add_run(site: Site) -> Call:
     return onto_first(site, _out_prod_call(site, accumulate=True))
-
-
-def _out_prod_add_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return c + _out_prod_ref(a, b)
 
 
 def _out_prod_add_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -317,8 +297,8 @@ def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 OUT_PROD_ADD = op(
     name="out_prod_add",
-    spec=_out_prod_add_spec,
-    ref=_out_prod_add_ref,
+    spec=lambda c, a, b: _sum_spec("out_prod_add", c, _out_prod_spec(a, b)),
+    ref=lambda c, a, b: c + _out_prod_ref(a, b),
     grad=_out_prod_add_grad,
     samples=_out_prod_add_samples,
     memory=Memory.INPLACE_FIRST,

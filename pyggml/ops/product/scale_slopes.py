@@ -117,10 +117,6 @@ def _rows_run(site: Site) -> Call:
     return Call(_sums_of_rows, site.out, *site.src, site.node.src[0].dtype.name)
 
 
-def _rows_ref(w: np.ndarray, dy: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return ref_slopes(w[ids], dy)
-
-
 def _rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for name, (n, k), t in SAMPLES:
         ids = rng.integers(0, n, t, np.int32)
@@ -130,7 +126,7 @@ def _rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
 RESCALE_BACK_ROWS = op(
     name="rescale_back_rows",
     spec=_rows_spec,
-    ref=_rows_ref,
+    ref=lambda w, dy, ids: ref_slopes(w[ids], dy),
     grad=_SECOND_ORDER,
     samples=_rows_samples,
     fuses=("get_rows_back", "rescale_back"),
@@ -188,10 +184,6 @@ def _product_run(site: Site) -> Call:
     return Call(one_by_one, calls)
 
 
-def _product_ref(w: np.ndarray, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    return ref_slopes(w, dy.T @ x)
-
-
 def _product_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for name, (n, k), t in SAMPLES:
         factors = rng.standard_normal((t, k)), rng.standard_normal((t, n))
@@ -201,7 +193,7 @@ def _product_samples(rng: np.random.Generator) -> Iterator[Sample]:
 RESCALE_BACK_OUT_PROD = op(
     name="rescale_back_out_prod",
     spec=_product_spec,
-    ref=_product_ref,
+    ref=lambda w, x, dy: ref_slopes(w, dy.T @ x),
     grad=_SECOND_ORDER,
     samples=_product_samples,
     strided=True,
@@ -279,10 +271,6 @@ def _by_expert(
             out[expert, part] += sums
 
 
-def _experts_ref(w: np.ndarray, x: np.ndarray, dy: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return ref_slopes(w, OUT_PROD_ID.ref(x, dy, ids, n_expert=len(w)))
-
-
 def _experts_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for (name, (n, k), t), same in zip(SAMPLES, (False, True, False), strict=True):
         ids = np.array([rng.permutation(4)[:2] for _ in range(t)], np.int32)
@@ -293,7 +281,7 @@ def _experts_samples(rng: np.random.Generator) -> Iterator[Sample]:
 RESCALE_BACK_OUT_PROD_ID = op(
     name="rescale_back_out_prod_id",
     spec=_experts_spec,
-    ref=_experts_ref,
+    ref=lambda w, x, dy, ids: ref_slopes(w, OUT_PROD_ID.ref(x, dy, ids, n_expert=len(w))),
     grad=_SECOND_ORDER,
     samples=_experts_samples,
     costly=True,

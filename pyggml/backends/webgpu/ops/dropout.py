@@ -70,9 +70,5 @@ def _dropout(site: ShaderSite) -> Sequence[Dispatch]:
     return _draw(site, _DROPPED, ("x", "draw"), **settings)
 
 
-def _uniform_noise(site: ShaderSite) -> Sequence[Dispatch]:
-    return _draw(site, _NOISY, ("x", "size", "draw"))
-
-
 declare("dropout", ShaderKernel(_dropout))
-declare("uniform_noise", ShaderKernel(_uniform_noise))
+declare("uniform_noise", ShaderKernel(lambda site: _draw(site, _NOISY, ("x", "size", "draw"))))
