@@ -46,9 +46,7 @@ class _Streams(Part):
     n_embd: int
     n: int
 
-    @property
-    def branch(self) -> str:
-        return ""
+    branch = ""
 
     def tensors(self, at: str) -> Tensors:
         return latent_matrix(f"{at}{self.name}", self.n - 1, self.n_embd, self.n_embd)
@@ -123,9 +121,7 @@ class AltUp(Part):
     def inner(self) -> tuple[Part, ...]:
         return (self.body,)
 
-    @property
-    def branch(self) -> str:
-        return ""
+    branch = ""
 
     def tensors(self, at: str) -> Tensors:
         n = self.n

@@ -41,10 +41,7 @@ class Residual(Part):
     body: Part
     factor: float = 1.0
 
-    @property
-    def branch(self) -> str:
-        """What it adds is named by it; its output is no branch."""
-        return ""
+    branch = ""  # its output is none
 
     def tensors(self, at: str) -> Tensors:
         return self.body.tensors(at)
@@ -119,9 +116,7 @@ class OutputScale(Part):
 
     name = "layer_output_scale.weight"
 
-    @property
-    def branch(self) -> str:
-        return ""
+    branch = ""
 
     def tensors(self, at: str) -> Tensors:
         return {f"{at}{self.name}": TensorSpec((1,), optional=True)}

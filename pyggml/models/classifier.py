@@ -37,9 +37,7 @@ class Classifier(Part):
     norm: LayerNorm | None
     softmax: bool
 
-    @property
-    def branch(self) -> str:
-        return ""
+    branch = ""
 
     def tensors(self, at: str) -> Tensors:
         sizes = {"cls": (self.n_hidden, self.n_embd)}
@@ -90,9 +88,7 @@ class Dense(Part):
 
     sizes: tuple[tuple[str, int, int], ...]  # of each matrix: name, rows, columns
 
-    @property
-    def branch(self) -> str:
-        return ""
+    branch = ""
 
     def tensors(self, at: str) -> Tensors:
         return merge_tensors(matrix(name, n, m, usual=False) for name, n, m in self.sizes)

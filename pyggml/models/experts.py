@@ -88,9 +88,7 @@ class Experts(Part):
     first: bool = False
     suffix: str = "_exps"
 
-    @property
-    def branch(self) -> str:
-        return "ffn_out"
+    branch = "ffn_out"
 
     @property
     def _ups(self) -> tuple[str, ...]:
@@ -185,9 +183,7 @@ class GatedPart(Part):
     body: Part
     n_embd: int
 
-    @property
-    def branch(self) -> str:
-        return "ffn_out"
+    branch = "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
         gate = matrix(f"{at}ffn_gate_inp_shexp", 1, self.n_embd, bias=False, usual=False)

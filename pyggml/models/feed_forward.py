@@ -53,9 +53,7 @@ class GatedFeedForward(Part):
     suffix: str = ""
     norm: Norm | None = None
 
-    @property
-    def branch(self) -> str:
-        return "ffn_out"
+    branch = "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
         rows = (
@@ -91,9 +89,7 @@ class FeedForward(Part):
     activation: Callable[[Tensor], Tensor]
     suffix: str = ""
 
-    @property
-    def branch(self) -> str:
-        return "ffn_out"
+    branch = "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
         up = matrix(f"{at}ffn_up{self.suffix}", self.n_ff, self.n_embd)

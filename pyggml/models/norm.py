@@ -18,9 +18,7 @@ class Norm(Part):
     size: int
     eps: float
 
-    @property
-    def branch(self) -> str:
-        return ""
+    branch = ""
 
     @abstractmethod
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:

@@ -29,9 +29,7 @@ class PerLayerInputs(Part):
     n: int
     norm: Norm
 
-    @property
-    def branch(self) -> str:
-        return ""
+    branch = ""
 
     def tensors(self, at: str) -> Tensors:
         width = self.n_layer * self.n
@@ -67,9 +65,7 @@ class PerLayerInput(Part):
     n: int
     norm: Norm
 
-    @property
-    def branch(self) -> str:
-        return "per_layer_out"
+    branch = "per_layer_out"
 
     def tensors(self, at: str) -> Tensors:
         gate = matrix(f"{at}inp_gate", self.n, self.n_embd, bias=False)

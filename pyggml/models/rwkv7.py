@@ -56,9 +56,7 @@ class ChannelMix(Part):
     n_embd: int
     n_ff: int
 
-    @property
-    def branch(self) -> str:
-        return "ffn_out"
+    branch = "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
         return merge_tensors(

@@ -18,9 +18,7 @@ from pyggml.ops import swiglu
 class _BesideBlock(Experts):
     """Experts beside a whole block, whose feed-forward part has the name that is usual."""
 
-    @property
-    def branch(self) -> str:
-        return "experts_out"
+    branch = "experts_out"
 
 
 def _decoder(r: Reader) -> Decoder:

@@ -31,9 +31,7 @@ class TokenType(Part):
     n_embd: int
     n_types: int
 
-    @property
-    def branch(self) -> str:
-        return ""
+    branch = ""
 
     def tensors(self, at: str) -> Tensors:
         shape = self.n_types, self.n_embd
