@@ -10,9 +10,9 @@ from pyggml.models.config import Reader, rms_eps
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.recurrent import CausalConv, initial, keep_state
+from pyggml.models.recurrent import CausalConv, scanned
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
-from pyggml.ops import add, halve, mul, reshape, silu, split, ssm_scan, swiglu
+from pyggml.ops import add, halve, mul, reshape, silu, split, swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +76,10 @@ class Mamba(Part):
         dt, b, c = split(net.linear(f"{at}ssm_x", x), sizes)
         if self.eps:
             dt, b, c = (norm(net, at, t) for norm, t in zip(self._norms, (dt, b, c), strict=True))
-        y = ssm_scan(
-            initial(net, f"{at}ssm_state", self._state),
-            reshape(x, (*x.shape, 1)),
-            net.linear(f"{at}ssm_dt", dt),
-            net.weights[f"{at}ssm_a"],
-            reshape(b, (x.shape[0], 1, self.n_state)),
-            reshape(c, (x.shape[0], 1, self.n_state)),
-            net.inputs.positions,
-        ).named(f"{at}ssm_scan")
-        return reshape(keep_state(net, f"{at}ssm_state", y), x.shape)
+        groups = (reshape(t, (x.shape[0], 1, self.n_state)) for t in (b, c))
+        of_heads, a = reshape(x, (*x.shape, 1)), net.weights[f"{at}ssm_a"]
+        dt = net.linear(f"{at}ssm_dt", dt)
+        return reshape(scanned(net, at, self._state, of_heads, dt, a, *groups), x.shape)
 
 
 def read_mamba(r: Reader, n_embd: int, weighted: bool = False) -> Mamba:
@@ -161,16 +155,9 @@ class MambaOfHeads(Part):
         b, c, dt = (norm(net, at, t) for norm, t in zip(self._norms, parts, strict=True))
         x = reshape(x, (x.shape[0], *self._state[:2]))
         a, d = (reshape(net.weights[f"{at}ssm_{n}"], (self.n_head, 1)) for n in "ad")
-        y = ssm_scan(
-            initial(net, f"{at}ssm_state", self._state),
-            x,
-            net.linear(f"{at}ssm_dt", dt),
-            a,
-            reshape(b, (x.shape[0], 1, self.n_state)),
-            reshape(c, (x.shape[0], 1, self.n_state)),
-            net.inputs.positions,
-        ).named(f"{at}ssm_scan")
-        return add(keep_state(net, f"{at}ssm_state", y), mul(x, d))
+        groups = (reshape(t, (x.shape[0], 1, self.n_state)) for t in (b, c))
+        y = scanned(net, at, self._state, x, net.linear(f"{at}ssm_dt", dt), a, *groups)
+        return add(y, mul(x, d))
 
 
 def read_mamba_of_heads(r: Reader, n_embd: int) -> MambaOfHeads:

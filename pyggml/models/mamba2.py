@@ -8,9 +8,9 @@ from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.config import Reader, rms_eps
 from pyggml.models.net import Net
 from pyggml.models.part import Part
-from pyggml.models.recurrent import CausalConv, initial, keep_state
+from pyggml.models.recurrent import CausalConv, scanned
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
-from pyggml.ops import add, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
+from pyggml.ops import add, mul, reshape, rms_norm, silu, split, swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +73,9 @@ class Mamba2(Part):
         n_tokens, groups = xbc.shape[0], self.n_groups * self.n_state
         x, b, c = split(xbc, (self.n_inner, groups, groups))
         x = reshape(x, (n_tokens, *self._state[:2]))
-        y = ssm_scan(
-            initial(net, f"{at}ssm_state", self._state),
-            x,
-            dt,
-            net.weights[f"{at}ssm_a"],
-            reshape(b, (n_tokens, self.n_groups, self.n_state)),
-            reshape(c, (n_tokens, self.n_groups, self.n_state)),
-            net.inputs.positions,
-        ).named(f"{at}ssm_scan")
-        return add(keep_state(net, f"{at}ssm_state", y), mul(x, net.weights[f"{at}ssm_d"]))
+        of_groups = (reshape(t, (n_tokens, self.n_groups, self.n_state)) for t in (b, c))
+        y = scanned(net, at, self._state, x, dt, net.weights[f"{at}ssm_a"], *of_groups)
+        return add(y, mul(x, net.weights[f"{at}ssm_d"]))
 
 
 def read_mamba2(r: Reader, n_embd: int) -> Mamba2:

@@ -10,7 +10,7 @@ from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
-from pyggml.ops import add, after, reshape, set_rows, ssm_conv
+from pyggml.ops import add, after, reshape, set_rows, ssm_conv, ssm_scan
 
 
 def initial(net: Net, name: str, shape: Shape) -> Tensor:
@@ -27,6 +27,15 @@ def keep_state(net: Net, name: str, y: Tensor) -> Tensor:
     state = net.cache.state[name]
     rows = leaf(np.arange(state.shape[0], dtype=np.int32), "all rows")
     return after(y, set_rows(state, y.saved[0], rows))
+
+
+def scanned(
+    net: Net, at: str, shape: Shape, x: Tensor, dt: Tensor, a: Tensor, *groups: Tensor
+) -> Tensor:
+    """The selective scan from the kept state of this shape on. groups: B and C."""
+    state = initial(net, f"{at}ssm_state", shape)
+    y = ssm_scan(state, x, dt, a, *groups, net.inputs.positions).named(f"{at}ssm_scan")
+    return keep_state(net, f"{at}ssm_state", y)
 
 
 @dataclass(frozen=True, slots=True)

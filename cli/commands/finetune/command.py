@@ -225,7 +225,6 @@ _OPTIONS = [
     GroupedOption(
         ["--preview"],
         type=click.IntRange(min=0),
-        metavar="N",
         group="data",
         help="print N samples as the model reads them, coloured where tokens have a loss",
     ),
@@ -238,7 +237,6 @@ _OPTIONS = [
     GroupedOption(
         ["--answer-every"],
         type=click.IntRange(min=0),
-        metavar="N",
         group="output",
         help="steps between answers to the prompt on the way  [0 or more; default: 0, none]",
     ),
@@ -272,7 +270,6 @@ _OPTIONS = [
     GroupedOption(
         ["--ranks"],
         type=click.IntRange(min=1),
-        metavar="N",
         group="memory",
         help="processes that share the passes of a step, and this machine's threads; with --device "
         "cuda each takes a card  [default: one, or one for each device]",
