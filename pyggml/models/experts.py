@@ -36,11 +36,14 @@ from pyggml.ops import (
 )
 
 MOST_EXPERTS = 512  # llama.cpp's LLAMA_MAX_EXPERTS
-# Keys of a small mixture: the first layer dense, in others a shared expert.
-EXAMPLE: dict[str, object] = {
+# Keys of small models: of any mixture, and of one with a shared expert behind dense layers.
+MIXTURE: dict[str, object] = {
     "expert_count": 4,
     "expert_used_count": 2,
     "expert_feed_forward_length": 256,
+}
+EXAMPLE: dict[str, object] = {
+    **MIXTURE,
     "leading_dense_block_count": 1,
     "expert_shared_count": 1,
     "expert_weights_norm": True,

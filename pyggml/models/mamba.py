@@ -76,10 +76,10 @@ class Mamba(Part):
         dt, b, c = split(net.linear(f"{at}ssm_x", x), sizes)
         if self.eps:
             dt, b, c = (norm(net, at, t) for norm, t in zip(self._norms, (dt, b, c), strict=True))
-        groups = (reshape(t, (x.shape[0], 1, self.n_state)) for t in (b, c))
+        b, c = (reshape(t, (x.shape[0], 1, self.n_state)) for t in (b, c))
         of_heads, a = reshape(x, (*x.shape, 1)), net.weights[f"{at}ssm_a"]
         dt = net.linear(f"{at}ssm_dt", dt)
-        return reshape(scanned(net, at, self._state, of_heads, dt, a, *groups), x.shape)
+        return reshape(scanned(net, at, self._state, of_heads, dt, a, b, c), x.shape)
 
 
 def read_mamba(r: Reader, n_embd: int, weighted: bool = False) -> Mamba:
@@ -155,8 +155,8 @@ class MambaOfHeads(Part):
         b, c, dt = (norm(net, at, t) for norm, t in zip(self._norms, parts, strict=True))
         x = reshape(x, (x.shape[0], *self._state[:2]))
         a, d = (reshape(net.weights[f"{at}ssm_{n}"], (self.n_head, 1)) for n in "ad")
-        groups = (reshape(t, (x.shape[0], 1, self.n_state)) for t in (b, c))
-        y = scanned(net, at, self._state, x, net.linear(f"{at}ssm_dt", dt), a, *groups)
+        b, c = (reshape(t, (x.shape[0], 1, self.n_state)) for t in (b, c))
+        y = scanned(net, at, self._state, x, net.linear(f"{at}ssm_dt", dt), a, b, c)
         return add(y, mul(x, d))
 
 

@@ -12,6 +12,15 @@ from pyggml.models.recurrent import CausalConv, scanned
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import add, mul, reshape, rms_norm, silu, split, swiglu
 
+# Keys of small models with it.
+STATES: dict[str, object] = {
+    "ssm.inner_size": 512,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 8,
+    "ssm.group_count": 2,
+    "ssm.conv_kernel": 4,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2(Part):
@@ -73,8 +82,8 @@ class Mamba2(Part):
         n_tokens, groups = xbc.shape[0], self.n_groups * self.n_state
         x, b, c = split(xbc, (self.n_inner, groups, groups))
         x = reshape(x, (n_tokens, *self._state[:2]))
-        of_groups = (reshape(t, (n_tokens, self.n_groups, self.n_state)) for t in (b, c))
-        y = scanned(net, at, self._state, x, dt, net.weights[f"{at}ssm_a"], *of_groups)
+        b, c = (reshape(t, (n_tokens, self.n_groups, self.n_state)) for t in (b, c))
+        y = scanned(net, at, self._state, x, dt, net.weights[f"{at}ssm_a"], b, c)
         return add(y, mul(x, net.weights[f"{at}ssm_d"]))
 
 

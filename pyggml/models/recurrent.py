@@ -30,11 +30,11 @@ def keep_state(net: Net, name: str, y: Tensor) -> Tensor:
 
 
 def scanned(
-    net: Net, at: str, shape: Shape, x: Tensor, dt: Tensor, a: Tensor, *groups: Tensor
+    net: Net, at: str, shape: Shape, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor
 ) -> Tensor:
-    """The selective scan from the kept state of this shape on. groups: B and C."""
+    """The selective scan from the kept state of this shape on."""
     state = initial(net, f"{at}ssm_state", shape)
-    y = ssm_scan(state, x, dt, a, *groups, net.inputs.positions).named(f"{at}ssm_scan")
+    y = ssm_scan(state, x, dt, a, b, c, net.inputs.positions).named(f"{at}ssm_scan")
     return keep_state(net, f"{at}ssm_state", y)
 
 

@@ -11,7 +11,7 @@ from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.block import Scaled, Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import SIGMOID, read_feed_forward, read_router
+from pyggml.models.experts import MIXTURE, SIGMOID, read_feed_forward, read_router
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -75,6 +75,6 @@ COHERE2MOE = Architecture(
     "cohere2moe",
     _cohere2moe,
     dict(COHERE2.example)
-    | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
+    | MIXTURE
     | {"expert_shared_count": 1, "leading_dense_block_count": 1, "expert_weights_norm": True},
 )

@@ -6,7 +6,7 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_feed_forward
+from pyggml.models.experts import MIXTURE, read_feed_forward
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -26,10 +26,8 @@ def _decoder(r: Reader) -> Decoder:
 ERNIE4_5_MOE = Architecture(
     "ernie4_5-moe",
     _decoder,
-    {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
+    MIXTURE
+    | {
         "expert_shared_feed_forward_length": 256,
         "leading_dense_block_count": 1,
         "interleave_moe_layer_step": 1,

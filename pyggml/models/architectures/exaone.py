@@ -9,7 +9,7 @@ from pyggml.models.basics import WINDOWS, read_basics
 from pyggml.models.block import Chain, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_feed_forward, read_router
+from pyggml.models.experts import MIXTURE, read_feed_forward, read_router
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -56,9 +56,7 @@ EXAONE_MOE = Architecture(
     _exaone_moe,
     {
         **WINDOWS,
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
+        **MIXTURE,
         "leading_dense_block_count": 1,
         "expert_gating_func": 2,
         "expert_weights_norm": True,

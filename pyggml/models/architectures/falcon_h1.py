@@ -9,7 +9,7 @@ from pyggml.models.basics import read_basics
 from pyggml.models.block import Chain, Sum, residual
 from pyggml.models.config import Reader, rms_eps
 from pyggml.models.decoder import Decoder
-from pyggml.models.mamba2 import read_mamba2
+from pyggml.models.mamba2 import STATES, read_mamba2
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
@@ -49,11 +49,5 @@ def _decoder(r: Reader) -> Decoder:
 FALCON_H1 = Architecture(
     "falcon-h1",
     _decoder,
-    {
-        "ssm.inner_size": 512,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 8,
-        "ssm.group_count": 2,
-        "ssm.conv_kernel": 4,
-    },
+    STATES,
 )

@@ -12,7 +12,7 @@ from pyggml.models.basics import Basics, read_basics, read_windows
 from pyggml.models.block import Chain, OutputScale, Sum, residual
 from pyggml.models.config import Reader, read_config
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import Experts, has_experts, read_experts
+from pyggml.models.experts import MIXTURE, Experts, has_experts, read_experts
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
@@ -99,9 +99,7 @@ GEMMA4 = Architecture(
         "attention.value_length_swa": 32,
         "rope.dimension_count_swa": 32,
         "embedding_length_per_layer_input": 32,
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
+        **MIXTURE,
         "final_logit_softcapping": 30.0,
     },
 )

@@ -16,7 +16,7 @@ from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts, read_shared
-from pyggml.models.mamba2 import read_mamba2
+from pyggml.models.mamba2 import STATES, read_mamba2
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -118,10 +118,6 @@ GRANITEHYBRID = Architecture(
     dict(GRANITEMOE.example)
     | {
         "attention.head_count_kv": np.array([0, 2], np.int32),
-        "ssm.inner_size": 512,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 8,
-        "ssm.group_count": 2,
-        "ssm.conv_kernel": 4,
+        **STATES,
     },
 )

@@ -8,7 +8,7 @@ from pyggml.models.basics import Basics, read_basics
 from pyggml.models.block import Chain, Scaled, Sum, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_experts
+from pyggml.models.experts import MIXTURE, read_experts
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.ops import geglu
@@ -66,5 +66,5 @@ def _yarn(r: Reader, rope: Rope) -> Rope:
 GROK = Architecture(
     "grok",
     _decoder,
-    {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256},
+    MIXTURE,
 )

@@ -8,7 +8,7 @@ from pyggml.models.basics import read_basics
 from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_experts, read_shared
+from pyggml.models.experts import MIXTURE, read_experts, read_shared
 from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
@@ -49,6 +49,5 @@ HUNYUAN_VL = Architecture("hunyuan_vl", _dense, {"rope.scaling.alpha": 1000.0})
 HUNYUAN_MOE = Architecture(
     "hunyuan-moe",
     _with_experts,
-    {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
-    | {"expert_shared_feed_forward_length": 256},
+    MIXTURE | {"expert_shared_feed_forward_length": 256},
 )

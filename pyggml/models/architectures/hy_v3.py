@@ -5,7 +5,13 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import SIGMOID, dense_without_router, read_feed_forward, read_router
+from pyggml.models.experts import (
+    MIXTURE,
+    SIGMOID,
+    dense_without_router,
+    read_feed_forward,
+    read_router,
+)
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -26,12 +32,6 @@ def _decoder(r: Reader) -> Decoder:
 HY_V3 = Architecture(
     "hy_v3",
     _decoder,
-    {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
-        "leading_dense_block_count": 1,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 1.5,
-    },
+    MIXTURE
+    | {"leading_dense_block_count": 1, "expert_weights_norm": True, "expert_weights_scale": 1.5},
 )

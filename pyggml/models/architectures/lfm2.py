@@ -12,7 +12,7 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import Basics, read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_experts, read_gating
+from pyggml.models.experts import MIXTURE, read_experts, read_gating
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv
@@ -81,7 +81,5 @@ LFM2 = Architecture("lfm2", _dense, _EXAMPLE)
 LFM2MOE = Architecture(
     "lfm2moe",
     _with_experts,
-    _EXAMPLE
-    | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
-    | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+    _EXAMPLE | MIXTURE | {"leading_dense_block_count": 1, "expert_gating_func": 2},
 )

@@ -13,7 +13,7 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_feed_forward
+from pyggml.models.experts import MIXTURE, read_feed_forward
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.rope import Temperature
@@ -59,11 +59,5 @@ def _decoder(r: Reader) -> Decoder:
 LLAMA4 = Architecture(
     "llama4",
     _decoder,
-    {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
-        "interleave_moe_layer_step": 2,
-        "block_count": 4,
-    },
+    MIXTURE | {"interleave_moe_layer_step": 2, "block_count": 4},
 )

@@ -8,7 +8,7 @@ from pyggml.models.block import residual
 from pyggml.models.config import Reader, read_config, rms_eps
 from pyggml.models.decoder import Decoder
 from pyggml.models.mamba import read_mamba
-from pyggml.models.mamba2 import read_mamba2
+from pyggml.models.mamba2 import STATES, read_mamba2
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 
@@ -28,11 +28,5 @@ MAMBA = Architecture(
 MAMBA2 = Architecture(
     "mamba2",
     partial(_decoder, read_mixer=read_mamba2),
-    {
-        "ssm.inner_size": 512,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 8,
-        "ssm.group_count": 2,
-        "ssm.conv_kernel": 4,
-    },
+    STATES,
 )

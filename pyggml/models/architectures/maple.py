@@ -7,7 +7,7 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_experts
+from pyggml.models.experts import MIXTURE, read_experts
 from pyggml.models.feed_forward import clipped_swiglu
 from pyggml.models.part import Part
 
@@ -28,10 +28,8 @@ def _decoder(r: Reader) -> Decoder:
 MAPLE = Architecture(
     "maple",
     _decoder,
-    {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
+    MIXTURE
+    | {
         "attention.sliding_window": 8,
         "attention.sliding_window_pattern": np.array([True, False]),
         "swiglu_clamp_exp": 7.0,

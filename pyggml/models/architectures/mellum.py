@@ -7,7 +7,7 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_experts
+from pyggml.models.experts import MIXTURE, read_experts
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -28,10 +28,5 @@ def _decoder(r: Reader) -> Decoder:
 MELLUM = Architecture(
     "mellum",
     _decoder,
-    {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
-        **WINDOWS,
-    },
+    MIXTURE | WINDOWS,
 )

@@ -11,7 +11,7 @@ from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.block import Scaled
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import dense_without_router, read_feed_forward, read_router
+from pyggml.models.experts import MIXTURE, dense_without_router, read_feed_forward, read_router
 from pyggml.models.part import Part
 from pyggml.models.rope import read_local_rope
 from pyggml.ops import sigmoid, swiglu
@@ -46,9 +46,7 @@ MIMO2 = Architecture(
         "attention.sliding_window": 8,
         "attention.sliding_window_pattern": np.array([False, True]),
         "rope.dimension_count": 4,
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
+        **MIXTURE,
         "leading_dense_block_count": 1,
     },
 )

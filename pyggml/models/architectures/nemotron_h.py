@@ -16,9 +16,9 @@ from pyggml.models.basics import Basics, read_basics
 from pyggml.models.block import Sum, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import Experts, has_experts, read_experts, read_router
+from pyggml.models.experts import MIXTURE, Experts, has_experts, read_experts, read_router
 from pyggml.models.feed_forward import FeedForward
-from pyggml.models.mamba2 import read_mamba2
+from pyggml.models.mamba2 import STATES, read_mamba2
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, latent_matrix, matrix, merge_tensors
@@ -79,18 +79,14 @@ _HYBRID: dict[str, object] = {
     "block_count": 3,
     "attention.head_count_kv": np.array([0, 2, 0], np.int32),
     "feed_forward_length": np.array([0, 0, 256], np.int32),
-    "ssm.inner_size": 512,
-    "ssm.state_size": 16,
-    "ssm.time_step_rank": 8,
-    "ssm.group_count": 2,
-    "ssm.conv_kernel": 4,
+    **STATES,
 }
 NEMOTRON_H = Architecture("nemotron_h", _decoder, _HYBRID)
 NEMOTRON_H_MOE = Architecture(
     "nemotron_h_moe",
     _decoder,
     _HYBRID
-    | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
+    | MIXTURE
     | {"expert_shared_feed_forward_length": 256, "moe_latent_size": 128}
     | {"expert_weights_norm": True, "expert_weights_scale": 1.5},
 )

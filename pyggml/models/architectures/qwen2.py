@@ -6,7 +6,7 @@ from pyggml.models.basics import read_basics
 from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import GatedPart, read_experts, read_shared
+from pyggml.models.experts import MIXTURE, GatedPart, read_experts, read_shared
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -37,10 +37,5 @@ QWEN2 = Architecture("qwen2", _decoder, {})
 QWEN2MOE = Architecture(
     "qwen2moe",
     _with_experts,
-    {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
-        "expert_shared_feed_forward_length": 256,
-    },
+    MIXTURE | {"expert_shared_feed_forward_length": 256},
 )

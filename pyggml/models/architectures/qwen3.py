@@ -14,7 +14,7 @@ from pyggml.models.basics import read_basics
 from pyggml.models.classifier import read_classifier
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_experts
+from pyggml.models.experts import MIXTURE, read_experts
 from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
@@ -43,19 +43,14 @@ def _with_experts(r: Reader, sections: bool = False) -> Decoder:
     return b.decoder(block)
 
 
-_EXPERTS: dict[str, object] = {
-    "expert_count": 4,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 256,
-}
 _SECTIONS: dict[str, object] = {"rope.dimension_sections": np.array([4, 4, 4, 0], np.int32)}
 QWEN3 = Architecture("qwen3", _decoder, {})
-QWEN3MOE = Architecture("qwen3moe", _with_experts, _EXPERTS)
+QWEN3MOE = Architecture("qwen3moe", _with_experts, MIXTURE)
 QWEN3VL = Architecture(
     "qwen3vl", partial(_decoder, sections=True), _SECTIONS | {"rope.dimension_count": 4}
 )
 QWEN3VLMOE = Architecture(
     "qwen3vlmoe",
     partial(_with_experts, sections=True),
-    _EXPERTS | _SECTIONS | {"rope.dimension_count": 4},
+    MIXTURE | _SECTIONS | {"rope.dimension_count": 4},
 )

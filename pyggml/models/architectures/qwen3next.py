@@ -12,7 +12,7 @@ from pyggml.models.block import Chain, Sum, residual
 from pyggml.models.config import Reader, rms_eps
 from pyggml.models.decoder import Decoder
 from pyggml.models.delta_net import GatedAttention, is_recurrent, read_delta_net
-from pyggml.models.experts import GatedPart, read_experts, read_shared
+from pyggml.models.experts import MIXTURE, GatedPart, read_experts, read_shared
 from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
@@ -57,12 +57,7 @@ _DELTA: dict[str, object] = {
     "ssm.time_step_rank": 4,
 }
 _SECTIONS: dict[str, object] = {"rope.dimension_sections": np.array([1, 1, 1, 0], np.int32)}
-_EXPERTS: dict[str, object] = {
-    "expert_count": 4,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 256,
-    "expert_shared_feed_forward_length": 256,
-}
+_EXPERTS: dict[str, object] = MIXTURE | {"expert_shared_feed_forward_length": 256}
 QWEN3NEXT = Architecture(
     "qwen3next", partial(_decoder, grouped=True, mixed=True), _DELTA | _EXPERTS
 )

@@ -12,6 +12,7 @@ from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import (
+    MIXTURE,
     SIGMOID,
     dense_without_router,
     read_feed_forward,
@@ -55,9 +56,7 @@ STEP35 = Architecture(
         "attention.head_count_kv": np.array([2, 1], np.int32),
         "attention.sliding_window": 8,
         "attention.sliding_window_pattern": np.array([False, True]),
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 256,
+        **MIXTURE,
         "expert_shared_feed_forward_length": 256,
         "leading_dense_block_count": 1,
         "expert_weights_norm": True,
