@@ -10,7 +10,6 @@ token becomes the label's own; those after it are no part of the document any mo
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,9 @@ import numpy as np
 from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError, first_names
 from pyggml.lora.data.labels import MOST_LABELS, Labels
-from pyggml.lora.data.reading.files import format_of
 from pyggml.lora.data.reading.sources import FileSummary
 from pyggml.lora.data.records.rows import ClassRow, Row
 from pyggml.lora.data.texts import TextReader
-from pyggml.lora.data.tokens.cache import CachedDocuments
 from pyggml.lora.data.tokens.documents import Document, Documents, Writer
 from pyggml.lora.data.tokens.encode import Encoding
 from pyggml.lora.data.tokens.long_text import whole
@@ -45,16 +42,11 @@ def encode_class(row: ClassRow, tokenizer: Tokenizer, encoding: Encoding) -> Doc
 class ClassReader(TextReader):
     """Reads rows of texts and labels into windows."""
 
+    text_lacks = "has no labels"
+
     def encode_row(self, row: Row) -> Sequence[Document]:
         assert isinstance(row, ClassRow)
         return [encode_class(row, self.tokenizer, self.encoding)]
-
-    def read(self, path: Path) -> CachedDocuments:
-        if format_of(path, self.schema) == "text":
-            raise DataError(
-                f"{path}: is plain text, which has no labels; {self.schema.names_sought}"
-            )
-        return super().read(path)
 
     def fit(self, documents: Documents) -> tuple[Documents, int]:
         """A text that is cut keeps its label."""

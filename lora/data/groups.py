@@ -7,18 +7,15 @@ one, and of all marks those of anchors are learned, so that a window counts by i
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pyggml.chat.messages import BadValue
 from pyggml.errors import DataError
-from pyggml.lora.data.reading.files import format_of
 from pyggml.lora.data.reading.sources import FileSummary
 from pyggml.lora.data.records.rows import GroupRow, Row
 from pyggml.lora.data.texts import TextReader
-from pyggml.lora.data.tokens.cache import CachedDocuments
 from pyggml.lora.data.tokens.documents import Document, Documents, Writer
 from pyggml.lora.data.tokens.long_text import whole
 from pyggml.lora.data.windows.batches import READS, Dataset, FileWindows
@@ -28,6 +25,8 @@ ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
 
 class GroupReader(TextReader):
     """Reads rows of texts that are compared into windows."""
+
+    text_lacks = "compares nothing"
 
     def encode_row(self, row: Row) -> Sequence[Document]:
         assert isinstance(row, GroupRow)
@@ -39,12 +38,6 @@ class GroupReader(TextReader):
             raise BadValue("has a text without a token of the vocabulary")
         marks = [np.arange(len(ids) + 1) == len(ids) for ids, _ in encoded]
         return [Document([t for ids, mark in encoded for t in (*ids, mark)], np.concatenate(marks))]
-
-    def read(self, path: Path) -> CachedDocuments:
-        if format_of(path, self.schema) == "text":
-            fault = "is plain text, which compares nothing"
-            raise DataError(f"{path}: {fault}; {self.schema.names_sought}")
-        return super().read(path)
 
     def fit(self, documents: Documents) -> tuple[Documents, int]:
         """Texts of a group that is too long are cut to the same length."""
@@ -77,10 +70,6 @@ class GroupReader(TextReader):
 @dataclass(frozen=True, eq=False)
 class Groups(Dataset):
     """Windows of whole groups, of which no part is read alone."""
-
-    def part(self, which: slice | np.ndarray) -> Dataset:
-        d = super().part(which)
-        return Groups(d.tokens, d.documents, d.trained, d.repeats, d.lengths)
 
 
 def by_text(data: Dataset) -> Dataset:

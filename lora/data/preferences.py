@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.errors import ConfigError, DataError
+from pyggml.errors import ConfigError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.pipeline import CorpusReader
-from pyggml.lora.data.reading.files import UNITS, format_of
+from pyggml.lora.data.reading.files import UNITS
 from pyggml.lora.data.reading.sources import File
 from pyggml.lora.data.records.rows import Row
-from pyggml.lora.data.tokens.cache import CachedDocuments, TokenCache
+from pyggml.lora.data.tokens.cache import TokenCache
 from pyggml.lora.data.tokens.documents import Document
 from pyggml.lora.data.tokens.reader import FileContent
 from pyggml.lora.data.unused import unused_by_answers
@@ -23,15 +23,10 @@ from pyggml.tokenizer import Tokenizer
 class _AnswerReader(CorpusReader):
     """Reads rows into windows of whole answers."""
 
+    text_lacks = "prefers nothing"
+
     def encode_row(self, row: Row) -> Sequence[Document]:
         return documents_of(row, self.tokenizer, self.encoding)
-
-    def read(self, path: Path) -> CachedDocuments:
-        if format_of(path, self.schema) == "text":
-            raise DataError(
-                f"{path}: is plain text, which prefers nothing; {self.schema.names_sought}"
-            )
-        return super().read(path)
 
     def windows(self, path: Path, content: FileContent, share: float) -> FileWindows:
         unit, kind = UNITS[content.kept.kind], self.schema.purpose

@@ -16,10 +16,9 @@ from pyggml.chat.messages import BadValue
 from pyggml.errors import ConfigError, DataError, TemplateError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.pipeline import CorpusReader
-from pyggml.lora.data.reading.files import UNITS, format_of
+from pyggml.lora.data.reading.files import UNITS
 from pyggml.lora.data.reading.sources import File, FileSummary, Source
 from pyggml.lora.data.records.rows import PromptRow, Row
-from pyggml.lora.data.tokens.cache import CachedDocuments
 from pyggml.lora.data.tokens.chats import CHAT, encoder_of
 from pyggml.lora.data.tokens.documents import Document, Documents
 from pyggml.lora.data.tokens.reader import FileContent
@@ -40,10 +39,6 @@ class Prompts(Dataset):
 
     rows: np.ndarray
 
-    def part(self, which: slice | np.ndarray) -> Prompts:
-        d = super().part(which)
-        return Prompts(d.tokens, d.documents, d.trained, d.repeats, rows=self.rows[which])
-
     @property
     def arrays(self) -> tuple[np.ndarray | None, ...]:
         """With the text of all rows: a run whose answers are judged otherwise is another one."""
@@ -58,6 +53,8 @@ class Prompts(Dataset):
 class _PromptReader(CorpusReader):
     """Reads rows into windows of one prompt each, and keeps the rows."""
 
+    text_lacks = "asks nothing"
+
     def encode_row(self, row: Row) -> Sequence[Document]:
         assert isinstance(row, PromptRow)
         document = encode_prompt(row, self.tokenizer, self)
@@ -67,13 +64,6 @@ class _PromptReader(CorpusReader):
     def documents(self, source: Source) -> FileContent:
         self._rows = list[PromptRow]()
         return super().documents(source)
-
-    def read(self, path: Path) -> CachedDocuments:
-        if format_of(path, self.schema) == "text":
-            raise DataError(
-                f"{path}: is plain text, which asks nothing; {self.schema.names_sought}"
-            )
-        return super().read(path)
 
     def windows(self, path: Path, content: FileContent, share: float) -> FileWindows:
         documents, rows = content.kept.documents, np.empty(len(self._rows), object)

@@ -68,15 +68,3 @@ class Samples(Preferences):
             p.tokens, p.documents, p.trained, signs=p.signs, log_probs=log_probs,
             advantages=of_answers[0], shares_of_tokens=of_answers[1],
         )  # fmt: skip
-
-    def part(self, which: slice | np.ndarray) -> Samples:
-        d = super().part(which)
-        return Samples(
-            d.tokens,
-            d.documents,
-            d.trained,
-            signs=d.signs,
-            log_probs=self.log_probs[which],
-            advantages=self.advantages[which],
-            shares_of_tokens=self.shares_of_tokens[which],
-        )

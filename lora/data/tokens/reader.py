@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.chat.messages import BadValue
+from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.formats.packed import suffix_of
 from pyggml.lora.data.formats.source import blocks
@@ -34,7 +35,12 @@ class FileContent:
 
 
 class RowReader:
-    """Reads files by the same settings. purpose: of `Schema`."""
+    """Reads files by the same settings. purpose: of `Schema`.
+
+    text_lacks   why plain text is none of its files; "" where it is
+    """
+
+    text_lacks = ""
 
     def __init__(
         self,
@@ -105,6 +111,9 @@ class RowReader:
         kind = format_of(path, self.schema)
         if kind != "text":
             return self._encode(path, kind, records(path, kind, self.schema))
+        if self.text_lacks:
+            why = f"is plain text, which {self.text_lacks}"
+            raise DataError(f"{path}: {why}; {self.schema.names_sought}")
         writer, parse = Writer(self.folder), self.encoding.parses(plain=True)
         writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
         return CachedDocuments(writer.documents(), kind, RowFaults())

@@ -78,12 +78,6 @@ class Preferences(Dataset):
         """The most answers that a window holds."""
         return int(self.signs.shape[1])
 
-    def part(self, which: slice | np.ndarray) -> Preferences:
-        d = super().part(which)
-        return Preferences(
-            d.tokens, d.documents, d.trained, d.repeats, d.lengths, signs=self.signs[which]
-        )
-
     @property
     def arrays(self) -> tuple[np.ndarray | None, ...]:
         return *super().arrays, self.signs

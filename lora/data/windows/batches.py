@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -82,12 +82,11 @@ class Dataset:
     def ctx(self) -> int:
         return int(self.tokens.shape[1]) - 1
 
-    def part(self, which: slice | np.ndarray) -> Dataset:
-        """Some of the windows."""
-        trained = None if self.trained is None else self.trained[which]
-        repeats = None if self.repeats is None else self.repeats[which]
-        lengths = None if self.lengths is None else self.lengths[which]
-        return Dataset(self.tokens[which], self.documents[which], trained, repeats, lengths)
+    def part(self, which: slice | np.ndarray) -> Self:
+        """Some of the windows, with what each has."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays = {n: value[which] for n, value in own.items() if isinstance(value, np.ndarray)}
+        return type(self)(**arrays)
 
     @property
     def arrays(self) -> tuple[np.ndarray | None, ...]:
