@@ -18,10 +18,7 @@ def _bailing(r: Reader) -> Decoder:
     more = router | {"dense": lambda layer: False}
     feed_forward = read_feed_forward(r, b, swiglu, read_counted_length(r), **more)
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), feed_forward[i])
-
-    return b.decoder(block, tied=False)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i), feed_forward[i]), tied=False)
 
 
 def _bailing2(r: Reader) -> Decoder:

@@ -18,10 +18,7 @@ def _deepseek(r: Reader) -> Decoder:
         r, b, swiglu, read_counted_length(r), normalised=False, factor=factor
     )
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, scale=scale), feed_forward[i])
-
-    return b.decoder(block)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i, scale=scale), feed_forward[i]))
 
 
 def _dots1(r: Reader) -> Decoder:

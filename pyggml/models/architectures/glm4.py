@@ -32,10 +32,7 @@ def _decoder(r: Reader) -> Decoder:
             "alone, which has none"
         )
 
-    def block(i: int) -> Part:
-        return b.sandwich_norms(b.attention(i), b.gated_mlp(i, swiglu, fused=True))
-
-    return b.decoder(block)
+    return b.decoder(lambda i: b.sandwich_norms(b.attention(i), b.gated_mlp(i, swiglu, fused=True)))
 
 
 def _with_experts(r: Reader) -> Decoder:

@@ -5,7 +5,6 @@ from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.grove import read_groves
-from pyggml.models.part import Part
 from pyggml.ops import sigmoid, swiglu
 
 
@@ -13,10 +12,7 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
     groves = read_groves(r, b, swiglu, sigmoid)
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, **b.head_norms(i)), groves[i])
-
-    return b.decoder(block)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i, **b.head_norms(i)), groves[i]))
 
 
 GROVEMOE = Architecture(

@@ -12,7 +12,6 @@ from pyggml.models.experts import (
     read_feed_forward,
     read_router,
 )
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
@@ -23,10 +22,7 @@ def _decoder(r: Reader) -> Decoder:
     router = read_router(r, SIGMOID) | {"bare": True}
     feed_forward = read_feed_forward(r, b, swiglu, shared, dense_without_router(r), **router)
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, **b.head_norms(i)), feed_forward[i])
-
-    return b.decoder(block)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i, **b.head_norms(i)), feed_forward[i]))
 
 
 HY_V3 = Architecture(

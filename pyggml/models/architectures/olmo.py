@@ -22,10 +22,7 @@ def _olmo(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal", layer_norm=())
     limit = r.number("attention.clamp_kqv", 0.0, 0.0, 1e6)
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, clamp=limit), b.gated_mlp(i, swiglu))
-
-    return b.decoder(block)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i, clamp=limit), b.gated_mlp(i, swiglu)))
 
 
 def _olmo2(r: Reader) -> Decoder:

@@ -14,17 +14,13 @@ from pyggml.models.config import Reader, rms_eps
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts
 from pyggml.models.norm import RmsNorm
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", fused_qkv=True)
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu, fused=True))
-
-    return b.decoder(block)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu, fused=True)))
 
 
 def _with_experts(r: Reader) -> Decoder:
@@ -33,10 +29,7 @@ def _with_experts(r: Reader) -> Decoder:
     b = replace(b, norm=norm)
     experts = read_experts(r, b, swiglu, own_length=False)
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), experts[i])
-
-    return b.decoder(block, tied=False)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i), experts[i]), tied=False)
 
 
 PHI3 = Architecture("phi3", _decoder, {})

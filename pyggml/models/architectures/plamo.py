@@ -21,10 +21,7 @@ from pyggml.ops import swiglu
 def _plamo(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
 
-    def block(i: int) -> Part:
-        return b.parallel(b.attention(i), b.gated_mlp(i, swiglu))
-
-    return b.decoder(block, tied=False)
+    return b.decoder(lambda i: b.parallel(b.attention(i), b.gated_mlp(i, swiglu)), tied=False)
 
 
 def _plamo2(r: Reader) -> Decoder:

@@ -6,7 +6,6 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
@@ -14,10 +13,7 @@ def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", fused_qkv=True)
     b = replace(b, n_ff=tuple(max(n // 2, 1) for n in b.n_ff))
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu))
-
-    return b.decoder(block, tied=False)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu)), tied=False)
 
 
 QWEN = Architecture("qwen", _decoder, {"attention.head_count_kv": 4})

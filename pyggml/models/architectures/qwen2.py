@@ -7,17 +7,13 @@ from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, GatedPart, read_experts, read_shared
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu))
-
-    return b.decoder(block)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i), b.gated_mlp(i, swiglu)))
 
 
 def _with_experts(r: Reader) -> Decoder:
@@ -27,10 +23,7 @@ def _with_experts(r: Reader) -> Decoder:
     assert shared is not None, "its length is the layer's if the file has none"
     gated = GatedPart(shared, b.config.n_embd)
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), Sum((experts[i], gated)))
-
-    return b.decoder(block, tied=False)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i), Sum((experts[i], gated))), tied=False)
 
 
 QWEN2 = Architecture("qwen2", _decoder, {})

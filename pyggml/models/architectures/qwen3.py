@@ -37,10 +37,7 @@ def _with_experts(r: Reader, sections: bool = False) -> Decoder:
         check_sections(r, b.rope, interleaved=True)
     experts = read_experts(r, b, swiglu)
 
-    def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, **b.head_norms(i)), experts[i])
-
-    return b.decoder(block)
+    return b.decoder(lambda i: b.pre_norm(b.attention(i, **b.head_norms(i)), experts[i]))
 
 
 _SECTIONS: dict[str, object] = {"rope.dimension_sections": np.array([4, 4, 4, 0], np.int32)}
