@@ -31,12 +31,4 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block, embedding_scale=b.config.n_embd**0.5)
 
 
-AFMOE = Architecture(
-    "afmoe",
-    _decoder,
-    EXAMPLE
-    | {
-        **WINDOWS,
-        "block_count": 4,
-    },
-)
+AFMOE = Architecture("afmoe", _decoder, EXAMPLE | WINDOWS | {"block_count": 4})

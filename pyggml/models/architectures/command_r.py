@@ -66,11 +66,7 @@ def _logit_scale(r: Reader) -> float:
 
 
 COMMAND_R = Architecture("command-r", _command_r, {"logit_scale": 0.25})
-COHERE2 = Architecture(
-    "cohere2",
-    _cohere2,
-    WINDOWS | {"logit_scale": 0.25},
-)
+COHERE2 = Architecture("cohere2", _cohere2, WINDOWS | {"logit_scale": 0.25})
 COHERE2MOE = Architecture(
     "cohere2moe",
     _cohere2moe,

@@ -49,8 +49,4 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block)
 
 
-DECI = Architecture(
-    "deci",
-    _decoder,
-    {"attention.head_count_kv": np.array([2, 0], np.int32)},
-)
+DECI = Architecture("deci", _decoder, {"attention.head_count_kv": np.array([2, 0], np.int32)})

@@ -33,7 +33,5 @@ def _dots1(r: Reader) -> Decoder:
 
 DEEPSEEK = Architecture("deepseek", _deepseek, EXAMPLE)
 DOTS1 = Architecture(
-    "dots1",
-    _dots1,
-    EXAMPLE | {"expert_gating_func": 2, "attention.head_count_kv": 4},
+    "dots1", _dots1, EXAMPLE | {"expert_gating_func": 2, "attention.head_count_kv": 4}
 )

@@ -46,8 +46,4 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block, unread=("attn_output.bias", "rope_freqs.weight"))
 
 
-FALCON_H1 = Architecture(
-    "falcon-h1",
-    _decoder,
-    STATES,
-)
+FALCON_H1 = Architecture("falcon-h1", _decoder, STATES)

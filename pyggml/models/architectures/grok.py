@@ -63,8 +63,4 @@ def _yarn(r: Reader, rope: Rope) -> Rope:
     )
 
 
-GROK = Architecture(
-    "grok",
-    _decoder,
-    MIXTURE,
-)
+GROK = Architecture("grok", _decoder, MIXTURE)

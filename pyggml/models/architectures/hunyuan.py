@@ -47,7 +47,5 @@ def _with_experts(r: Reader) -> Decoder:
 HUNYUAN_DENSE = Architecture("hunyuan-dense", _dense, {})
 HUNYUAN_VL = Architecture("hunyuan_vl", _dense, {"rope.scaling.alpha": 1000.0})
 HUNYUAN_MOE = Architecture(
-    "hunyuan-moe",
-    _with_experts,
-    MIXTURE | {"expert_shared_feed_forward_length": 256},
+    "hunyuan-moe", _with_experts, MIXTURE | {"expert_shared_feed_forward_length": 256}
 )

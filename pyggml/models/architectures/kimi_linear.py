@@ -18,7 +18,5 @@ def _decoder(r: Reader) -> Decoder:
 
 
 KIMI_LINEAR = Architecture(
-    "kimi-linear",
-    _decoder,
-    EXAMPLE | latent.EXAMPLE | KIMI_EXAMPLE | {"expert_gating_func": 2},
+    "kimi-linear", _decoder, EXAMPLE | latent.EXAMPLE | KIMI_EXAMPLE | {"expert_gating_func": 2}
 )

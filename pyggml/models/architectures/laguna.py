@@ -33,8 +33,4 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block)
 
 
-LAGUNA = Architecture(
-    "laguna",
-    _decoder,
-    EXAMPLE | WINDOWS,
-)
+LAGUNA = Architecture("laguna", _decoder, EXAMPLE | WINDOWS)

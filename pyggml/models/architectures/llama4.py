@@ -57,7 +57,5 @@ def _decoder(r: Reader) -> Decoder:
 
 
 LLAMA4 = Architecture(
-    "llama4",
-    _decoder,
-    MIXTURE | {"interleave_moe_layer_step": 2, "block_count": 4},
+    "llama4", _decoder, MIXTURE | {"interleave_moe_layer_step": 2, "block_count": 4}
 )

@@ -25,8 +25,4 @@ MAMBA = Architecture(
     partial(_decoder, read_mixer=read_mamba),
     {"ssm.inner_size": 512, "ssm.state_size": 16, "ssm.time_step_rank": 16, "ssm.conv_kernel": 4},
 )
-MAMBA2 = Architecture(
-    "mamba2",
-    partial(_decoder, read_mixer=read_mamba2),
-    STATES,
-)
+MAMBA2 = Architecture("mamba2", partial(_decoder, read_mixer=read_mamba2), STATES)

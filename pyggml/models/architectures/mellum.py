@@ -25,8 +25,4 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block, tied=False)
 
 
-MELLUM = Architecture(
-    "mellum",
-    _decoder,
-    MIXTURE | WINDOWS,
-)
+MELLUM = Architecture("mellum", _decoder, MIXTURE | WINDOWS)

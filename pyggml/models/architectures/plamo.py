@@ -67,8 +67,4 @@ PLAMO2 = Architecture(
         "ssm.conv_kernel": 4,
     },
 )
-PLAMO3 = Architecture(
-    "plamo3",
-    _plamo3,
-    WINDOWS,
-)
+PLAMO3 = Architecture("plamo3", _plamo3, WINDOWS)

@@ -28,7 +28,5 @@ def _with_experts(r: Reader) -> Decoder:
 
 QWEN2 = Architecture("qwen2", _decoder, {})
 QWEN2MOE = Architecture(
-    "qwen2moe",
-    _with_experts,
-    MIXTURE | {"expert_shared_feed_forward_length": 256},
+    "qwen2moe", _with_experts, MIXTURE | {"expert_shared_feed_forward_length": 256}
 )
