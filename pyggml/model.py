@@ -27,17 +27,7 @@ from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels.kernel import Compute
-from pyggml.models import (
-    Inputs,
-    LoraPairs,
-    Net,
-    Parts,
-    Taps,
-    Trace,
-    build,
-    read,
-    record,
-)
+from pyggml.models import Inputs, LoraPairs, Net, Parts, Taps, Trace, build, read, record
 from pyggml.models.adapter import AdapterFile, Path, read_weighted
 from pyggml.models.batch_rows import BatchRows, by_text
 from pyggml.models.edits import Terms, Whole, edits, repeat_edit

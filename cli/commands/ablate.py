@@ -10,13 +10,7 @@ import pyggml.threads
 from pyggml import lab, load
 from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import (
-    Names,
-    in_group,
-    model_option,
-    output_option,
-    threads_option,
-)
+from pyggml.cli.terminal.options import Names, in_group, model_option, output_option, threads_option
 from pyggml.cli.terminal.show import row, size
 from pyggml.errors import ConfigError
 from pyggml.lora import combine

@@ -11,12 +11,7 @@ from pyggml import Model
 from pyggml.chat.messages import BadValue, checked_text
 from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import CONTROL_VECTOR
-from pyggml.cli.terminal.options import (
-    ModelSource,
-    in_group,
-    model_options,
-    output_option,
-)
+from pyggml.cli.terminal.options import ModelSource, in_group, model_options, output_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import plural, row, say_progress, size, unescape
 from pyggml.errors import ConfigError, DataError

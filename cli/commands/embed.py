@@ -9,12 +9,7 @@ import numpy as np
 
 from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.kinds import EMBEDDINGS
-from pyggml.cli.terminal.options import (
-    ModelSource,
-    in_group,
-    model_options,
-    pooling_option,
-)
+from pyggml.cli.terminal.options import ModelSource, in_group, model_options, pooling_option
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import note, plural, say, say_progress
 from pyggml.errors import ConfigError, DataError

@@ -11,12 +11,7 @@ from pyggml.cli.commands.combine import TensorLine, ranks_of
 from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import model_file
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import (
-    in_group,
-    model_option,
-    output_option,
-    threads_option,
-)
+from pyggml.cli.terminal.options import in_group, model_option, output_option, threads_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import percent, row, size
 from pyggml.errors import first_names

@@ -18,12 +18,7 @@ from pyggml.lora.adapter.combine import combine
 from pyggml.lora.adapter.extract import Extract, extract
 from pyggml.lora.adapter.merge import merge
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.adapter.tensors import (
-    TrainedTensors,
-    train_packed,
-    train_scales,
-    train_tensors,
-)
+from pyggml.lora.adapter.tensors import TrainedTensors, train_packed, train_scales, train_tensors
 
 __all__ = [
     "Adapter",

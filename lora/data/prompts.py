@@ -23,12 +23,7 @@ from pyggml.lora.data.tokens.chats import CHAT, encoder_of
 from pyggml.lora.data.tokens.documents import Document, Documents
 from pyggml.lora.data.tokens.reader import FileContent
 from pyggml.lora.data.unused import unused_by_answers
-from pyggml.lora.data.windows.batches import (
-    Corpus,
-    Dataset,
-    FileWindows,
-    no_documents,
-)
+from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows, no_documents
 from pyggml.lora.data.windows.packing import held_out
 from pyggml.tokenizer import Tokenizer
 

@@ -8,16 +8,7 @@ import numpy as np
 
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data import (
-    Dataset,
-    Documents,
-    Encoding,
-    Row,
-    Schema,
-    encode_rows,
-    pack,
-    read_rows,
-)
+from pyggml.lora.data import Dataset, Documents, Encoding, Row, Schema, encode_rows, pack, read_rows
 from pyggml.lora.data.reading.expand import LeftOut, expand
 from pyggml.lora.data.reading.files import format_of, records
 from pyggml.lora.data.reading.sources import Source

@@ -37,15 +37,7 @@ from pyggml.model import Model
 from pyggml.models import Inputs, record
 from pyggml.models.batch_rows import BatchRows
 from pyggml.ops.arithmetic.dropout import DRAW, draw_words
-from pyggml.runtime import (
-    Arenas,
-    DevicePart,
-    Program,
-    Schedule,
-    bind,
-    compile_backwards,
-    schedule,
-)
+from pyggml.runtime import Arenas, DevicePart, Program, Schedule, bind, compile_backwards, schedule
 
 _USUAL = USUAL()
 Arrays = dict[str, np.ndarray]

@@ -16,13 +16,7 @@ from pyggml.lora.trainer.checkpoint import Progress
 from pyggml.lora.trainer.checks import check_settings
 from pyggml.lora.trainer.learning_rate import ScheduleFunction, learning_rate_of
 from pyggml.lora.trainer.losses import Losses
-from pyggml.lora.trainer.memory import (
-    OnDevice,
-    RunMemory,
-    held_bytes,
-    limit_slots,
-    on_devices,
-)
+from pyggml.lora.trainer.memory import OnDevice, RunMemory, held_bytes, limit_slots, on_devices
 from pyggml.lora.trainer.order import WindowOrder
 from pyggml.lora.trainer.passes import Passes
 from pyggml.lora.trainer.reports import History

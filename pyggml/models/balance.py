@@ -17,17 +17,7 @@ from functools import reduce
 import numpy as np
 
 from pyggml.graph.tensor import Tensor, leaf
-from pyggml.ops import (
-    add,
-    concat,
-    get_rows,
-    mul,
-    repeat_back,
-    reshape,
-    scale,
-    soft_max,
-    sum_rows,
-)
+from pyggml.ops import add, concat, get_rows, mul, repeat_back, reshape, scale, soft_max, sum_rows
 
 
 @dataclass(frozen=True, slots=True)

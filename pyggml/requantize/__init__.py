@@ -6,14 +6,7 @@ FILE_TYPES has the file types; `mix` chooses the type of each tensor of a file.
 from pyggml.requantize.file_types import FILE_TYPES, ModelFacts, check_file_type
 from pyggml.requantize.losses import PackingLosses
 from pyggml.requantize.mix import mix, needs_importance
-from pyggml.requantize.requantize import (
-    ROUNDINGS,
-    Numbers,
-    Progress,
-    requantize,
-    rewrite,
-    types_of,
-)
+from pyggml.requantize.requantize import ROUNDINGS, Numbers, Progress, requantize, rewrite, types_of
 
 __all__ = [
     "FILE_TYPES",

@@ -18,13 +18,7 @@ from pyggml.errors import ConfigError, DataError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import Encoding, QuestionRow, Row, TextRow
 from pyggml.lora.data.labels import Labels
-from pyggml.lora.data.records.rows import (
-    ChatRow,
-    ClassRow,
-    CompletionRow,
-    GroupRow,
-    PreferenceRow,
-)
+from pyggml.lora.data.records.rows import ChatRow, ClassRow, CompletionRow, GroupRow, PreferenceRow
 from pyggml.lora.data.tokens.chats import Chats
 from pyggml.lora.evaluate import (
     Answers,

@@ -10,13 +10,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from pyggml.chat import (
-    MODEL,
-    ChatTemplate,
-    carries_template,
-    find_template,
-    write_alike,
-)
+from pyggml.chat import MODEL, ChatTemplate, carries_template, find_template, write_alike
 from pyggml.cli.commands.finetune.job import Job
 from pyggml.cli.terminal.chat_templates import TemplateChoice, choose_template, own_template
 from pyggml.cli.terminal.samples import documents

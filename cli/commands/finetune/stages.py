@@ -23,12 +23,7 @@ from pyggml.cli.commands.finetune.chats import (
 from pyggml.cli.commands.finetune.dry_run import say_plan
 from pyggml.cli.commands.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.commands.finetune.results import Trained
-from pyggml.cli.commands.finetune.rows import (
-    say_report,
-    say_row_losses,
-    say_rows,
-    say_validation,
-)
+from pyggml.cli.commands.finetune.rows import say_report, say_row_losses, say_rows, say_validation
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.places import replacements

@@ -7,14 +7,8 @@ from typing import Any
 import click
 
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.terminal.chat_templates import (
-    chat_template_kwargs_option,
-    chat_template_option,
-)
-from pyggml.cli.terminal.generation import (
-    sampling_of,
-    sampling_options,
-)
+from pyggml.cli.terminal.chat_templates import chat_template_kwargs_option, chat_template_option
+from pyggml.cli.terminal.generation import sampling_of, sampling_options
 from pyggml.cli.terminal.help import grouped_command
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (

@@ -21,13 +21,7 @@ from pyggml.jit.simd import dot, fill
 from pyggml.jit.tasks import task_code
 from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Backward
 from pyggml.kernels.attention.softmax import BC, ZERO, ScoreBlock, columns_in, group_ranges
-from pyggml.kernels.attention.tiled import (
-    AttentionTiles,
-    Pack,
-    arrays_of_tile,
-    bind_tiles,
-    call_of,
-)
+from pyggml.kernels.attention.tiled import AttentionTiles, Pack, arrays_of_tile, bind_tiles, call_of
 from pyggml.kernels.gemm.panels import LANES, rounded_up, split
 from pyggml.sizes import round_up
 

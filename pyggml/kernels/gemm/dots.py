@@ -18,19 +18,7 @@ from llvmlite import ir
 from pyggml.graph.dtypes import DType, dtype
 from pyggml.jit import cgutils, emitted, kernel, types
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import (
-    I8,
-    I32,
-    I64,
-    at,
-    broadcast,
-    every,
-    fma,
-    load,
-    prefetch,
-    store,
-    total,
-)
+from pyggml.jit.llvm import I8, I32, I64, at, broadcast, every, fma, load, prefetch, store, total
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.vectors import F32X8, F32X16, VectorBlock

@@ -13,12 +13,7 @@ from pyggml.jit import kernel
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.simd import fill
 from pyggml.kernels.gemm.bfloat16 import make_pair, make_round, make_rounded_words
-from pyggml.kernels.gemm.microkernel import (
-    fetch,
-    make_spread,
-    make_tile_product,
-    make_transpose,
-)
+from pyggml.kernels.gemm.microkernel import fetch, make_spread, make_tile_product, make_transpose
 from pyggml.kernels.gemm.tile import FLOAT_TILE, PAIR_TILE, Tile
 from pyggml.sizes import round_up
 

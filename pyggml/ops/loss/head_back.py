@@ -27,14 +27,7 @@ from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.ops.layout.cpy import leaf_of, packed_leaf
 from pyggml.ops.loss import head_slices
 from pyggml.ops.loss.head_slices import Goals
-from pyggml.ops.loss.soft import (
-    BETAS,
-    NO_BETA,
-    expect_beta,
-    expect_shares,
-    soft_rows,
-    soft_wanted,
-)
+from pyggml.ops.loss.soft import BETAS, NO_BETA, expect_beta, expect_shares, soft_rows, soft_wanted
 from pyggml.ops.product.scale_slopes import TILE, ref_slopes, scales_of
 from pyggml.quants import QUANTS, quantize
 from pyggml.quants.scales import scale_sums

@@ -21,10 +21,7 @@ from pyggml.ops.experts import OUT_PROD_ID
 from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.ops.layout.layout import reshape
 from pyggml.ops.layout.rows import GET_ROWS_BACK, get_rows_back
-from pyggml.ops.loss.head_back import (
-    LINEAR_CROSS_ENTROPY_BACK_W,
-    rescale_back_linear_cross_entropy,
-)
+from pyggml.ops.loss.head_back import LINEAR_CROSS_ENTROPY_BACK_W, rescale_back_linear_cross_entropy
 from pyggml.ops.product.matmul import OUT_PROD, OUT_PROD_ADD
 from pyggml.ops.product.scale_slopes import (
     SAMPLES,

@@ -13,13 +13,7 @@ from pyggml.backends.webgpu.ops.reduce import sum_of
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import CAPPED, statements_of
-from pyggml.backends.webgpu.wgsl.shader import (
-    BufferRange,
-    Dispatch,
-    Shaders,
-    per_element,
-    whole,
-)
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element, whole
 from pyggml.formulas.formula import Formula
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor

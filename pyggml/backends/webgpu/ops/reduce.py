@@ -6,13 +6,7 @@ from math import prod
 from pyggml.backends.webgpu.ops.by_row import rows_dispatch
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import (
-    BufferRange,
-    Dispatch,
-    Shaders,
-    per_element,
-    whole,
-)
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element, whole
 from pyggml.graph.tensor import MAX_AXES, Tensor
 from pyggml.ops.arithmetic.reduce import SUM_ROWS
 
