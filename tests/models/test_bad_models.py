@@ -38,7 +38,7 @@ def test_the_tiny_model_is_a_model(architecture, tiny):
 @pytest.mark.parametrize("found", ["gptzilla", None, 7, "x" * 5000, np.arange(9), ["llama"]])
 def test_an_unknown_architecture(found, tiny):
     text = refusal(tiny(keys={"general.architecture": found}))
-    assert "known are llama, qwen2, qwen3" in text
+    assert "known are llama, " in text
     assert len(text) < 200 + len(", ".join((*ARCHITECTURES, *ENCODERS)))
 
 
