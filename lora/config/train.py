@@ -259,9 +259,7 @@ class TrainConfig(Settings):
             fault = f"is {self.lr_min}, wanted at most the highest rate, which is {self.lr}"
             faults.append(("lr_min", fault))
         if self.step_in_backward and self.grad_accum != 1:
-            why = (
-                f"is {self.grad_accum}, wanted 1 with step_in_backward, which adds up no gradients"
-            )
+            why = f"is {self.grad_accum}, wanted 1: steps in the backward pass add up no gradients"
             faults.append(("grad_accum", why))
         return faults or list(self._idle_settings())
 
@@ -272,7 +270,7 @@ class TrainConfig(Settings):
             "lr_cycles": self.lr_scheduler != "cosine_restarts" and "is for cosine_restarts",
             "lr_decay": self.lr_scheduler != "wsd" and "is for wsd",
             "lr_min": self.lr_scheduler == "constant" and "does nothing, the rate being constant",
-            "warmup_steps": self.warmup_ratio and "does nothing beside warmup_ratio",
+            "warmup_steps": self.warmup_ratio and "does nothing, warm-up being a share",
             "beta1": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
             "beta2": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
             "eps": self.optimiser in ("lion", "sgd") and f"is for adamw, not for {self.optimiser}",

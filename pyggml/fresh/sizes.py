@@ -67,7 +67,8 @@ def hyperparameters(
     layer, and for keys that nothing reads.
     """
     if architecture not in ARCHITECTURES:
-        raise ConfigError(f"architecture {architecture!r}: known are {', '.join(ARCHITECTURES)}")
+        near = suggestion(architecture, ARCHITECTURES) or f": known are {', '.join(ARCHITECTURES)}"
+        raise ConfigError(f"architecture {architecture!r}{near}")
     sizer = _Sizer(ARCHITECTURES[architecture], n_vocab, n_ctx, tied, keys or {})
     sized = sizer.near(n_params)
     best = min(sized, key=lambda of: abs(of[0] - n_params), default=None)

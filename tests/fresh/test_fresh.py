@@ -57,6 +57,8 @@ def test_keys_stand_and_the_rest_follows(monkeypatch):
     for n_params in (1000, 10**12):
         with pytest.raises(ConfigError, match="too few or too many"):
             hyperparameters("llama", n_params, 32000, 64)
+    with pytest.raises(ConfigError, match="architecture 'lama': did you mean 'llama'"):
+        hyperparameters("lama", 10**6, N_VOCAB, 64)
     with pytest.raises(ConfigError, match="architecture 'no': known are llama, "):
         hyperparameters("no", 10**6, N_VOCAB, 64)
 

@@ -151,5 +151,5 @@ def test_a_loss_that_is_not_finite_changes_no_parameter(trainer_of):
 
 
 def test_gradients_that_are_added_up_are_refused():
-    with pytest.raises(ConfigError, match="grad_accum is 2, wanted 1 with step_in_backward"):
+    with pytest.raises(ConfigError, match="grad_accum is 2, wanted 1: steps in the backward"):
         TrainConfig(step_in_backward=True, grad_accum=2)
