@@ -270,7 +270,7 @@ class TrainConfig(Settings):
             "lr_cycles": self.lr_scheduler != "cosine_restarts" and "is for cosine_restarts",
             "lr_decay": self.lr_scheduler != "wsd" and "is for wsd",
             "lr_min": self.lr_scheduler == "constant" and "does nothing, the rate being constant",
-            "warmup_steps": self.warmup_ratio and "does nothing, warm-up being a share",
+            "warmup_steps": self.warmup_ratio and "does nothing beside warmup_ratio",
             "beta1": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
             "beta2": self.optimiser == "sgd" and "does nothing with sgd, which keeps no mean",
             "eps": self.optimiser in ("lion", "sgd") and f"is for adamw, not for {self.optimiser}",

@@ -105,7 +105,7 @@ REFUSED = [
     ({"lr_cycles": 3}, "lr_cycles is for cosine_restarts"),
     ({"lr_decay": 0.5}, "lr_decay is for wsd"),
     ({"lr_scheduler": "constant", "lr_min": 1e-6}, "lr_min does nothing, the rate being constant"),
-    ({"warmup_ratio": 0.1, "warmup_steps": 3}, "warmup_steps does nothing, warm-up being"),
+    ({"warmup_ratio": 0.1, "warmup_steps": 3}, "warmup_steps does nothing beside warmup_ratio"),
     ({"optimiser": "lion", "eps": 1e-5}, "eps is for adamw, not for lion"),
     ({"optimiser": "sgd", "beta2": 0.9}, "beta2 does nothing with sgd, which keeps no mean"),
     ({"patience": 2, "val_every": 0}, "patience wants validations on the way"),
