@@ -20,7 +20,7 @@ from pyggml.jit import pool
 from pyggml.jit.code import BlockCode, Code, block_code
 from pyggml.jit.decorators import ALONE, compile_for, exact, kernel, parallel
 from pyggml.jit.isa import JIT
-from pyggml.jit.llvm import emitted
+from pyggml.jit.llvm import instruction
 from pyggml.jit.setup import CACHE
 
 __all__ = [
@@ -33,8 +33,8 @@ __all__ = [
     "carray",
     "cgutils",
     "compile_for",
-    "emitted",
     "exact",
+    "instruction",
     "intrinsic",
     "kernel",
     "parallel",

@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from pyggml.jit.llvm import I32, I64, declare_intrinsic, emitted
+from pyggml.jit.llvm import I32, I64, declare_intrinsic, instruction
 
 SYMBOL = "pyggml_pool"  # the name by which compiled code finds the words
 _ORDER = "seq_cst"
@@ -27,14 +27,14 @@ def word(builder: Any, i: Any) -> Any:
     return builder.gep(memory, [i])
 
 
-@emitted(types.int64(types.int64))
+@instruction(types.int64(types.int64))
 def load(builder: Any, i: Any) -> Any:
     """Word i."""
     return builder.load_atomic(word(builder, i), _ORDER, _BYTES)
 
 
 def _writes(order: str) -> Any:
-    @emitted(types.void(types.int64, types.int64))
+    @instruction(types.void(types.int64, types.int64))
     def write(builder: Any, i: Any, value: Any) -> None:
         builder.store_atomic(value, word(builder, i), order, _BYTES)
 
@@ -45,34 +45,34 @@ store = _writes(_ORDER)  # store(i, value): word i, before this thread reads on
 write = _writes("release")  # write(i, value): word i, after what this thread wrote so far
 
 
-@emitted(types.int64(types.int64, types.int64))
+@instruction(types.int64(types.int64, types.int64))
 def swap(builder: Any, i: Any, value: Any) -> Any:
     """Write word i; what it was before."""
     return builder.atomic_rmw("xchg", word(builder, i), value, _ORDER)
 
 
-@emitted(types.int64(*(types.int64,) * 3))
+@instruction(types.int64(*(types.int64,) * 3))
 def exchange_if(builder: Any, i: Any, old: Any, value: Any) -> Any:
     """Write word i if it is the old one still; what it was before."""
     pair = builder.cmpxchg(word(builder, i), old, value, _ORDER, _ORDER)
     return builder.extract_value(pair, 0)
 
 
-@emitted(types.int64(types.intp, types.int64))
+@instruction(types.int64(types.intp, types.int64))
 def add_at(builder: Any, address: Any, value: Any) -> Any:
     """Add to the word at an address, of any memory; what it was before."""
     there = builder.inttoptr(address, I64.as_pointer())
     return builder.atomic_rmw("add", there, value, _ORDER)
 
 
-@emitted(types.int64(types.intp, types.int64, types.int64))
+@instruction(types.int64(types.intp, types.int64, types.int64))
 def exchange_at(builder: Any, address: Any, old: Any, value: Any) -> Any:
     """`exchange_if` of the word at an address."""
     there = builder.inttoptr(address, I64.as_pointer())
     return builder.extract_value(builder.cmpxchg(there, old, value, _ORDER, _ORDER), 0)
 
 
-@emitted(types.void())
+@instruction(types.void())
 def pause(builder: Any) -> None:
     """Let a core that waits for another's write take a breath, 5 to 50 ns."""
     machine = platform.machine().lower()

@@ -29,7 +29,7 @@ _VECTOR_LOAD_ALIGNMENT = 4  # a float's; unaligned vector loads cost nothing ext
 _F16_ALIGNMENT = 2
 
 
-def emitted(
+def instruction(
     signature: Signature | Callable[..., Signature], n_constants: int = 0
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: kernels may call a function whose code emit(builder, *arguments) writes, which

@@ -33,7 +33,7 @@ from pyggml.jit.atomics import SYMBOL, exchange_if, load, pause, store, swap, wo
 from pyggml.jit.code import Code
 from pyggml.jit.cores import n_cores
 from pyggml.jit.decorators import OPTIONS, kernel
-from pyggml.jit.llvm import I8, I32, I64, emitted
+from pyggml.jit.llvm import I8, I32, I64, instruction
 
 ACQUIRE, RELEASE = "PyThread_acquire_lock", "PyThread_release_lock"  # C functions of Python's
 
@@ -83,25 +83,25 @@ def _call(builder: Any, function: Any, *arguments: Any) -> None:
     builder.call(function, arguments)
 
 
-@emitted(types.void(*(types.int64,) * 4))
+@instruction(types.void(*(types.int64,) * 4))
 def call_task(builder: Any, code: Any, frame: Any, task: Any, thread: Any) -> None:
     """Call the task_code function at address `code`."""
     _call(builder, code, builder.inttoptr(frame, I64.as_pointer()), task, thread)
 
 
-@emitted(types.void())
+@instruction(types.void())
 def _call_start(builder: Any) -> None:
     """Call `_start`, which takes the GIL for itself."""
     _call(builder, builder.load(word(builder, I64(START))))
 
 
-@emitted(types.void(types.int64))
+@instruction(types.void(types.int64))
 def _acquire(builder: Any, lock: Any) -> None:
     """Sleep until this lock of Python's is released."""
     _call(builder, ACQUIRE, builder.inttoptr(lock, I8.as_pointer()), I32(1))
 
 
-@emitted(types.void(types.int64))
+@instruction(types.void(types.int64))
 def _release(builder: Any, lock: Any) -> None:
     """Wake the thread that sleeps in this lock, or will."""
     _call(builder, RELEASE, builder.inttoptr(lock, I8.as_pointer()))
@@ -274,7 +274,7 @@ def run_tasks(code, frame, n_tasks):
         task += n
 
 
-@emitted(types.int64(types.int64))
+@instruction(types.int64(types.int64))
 def _word_at(builder: Any, address: Any) -> Any:
     """The integer at an address."""
     return builder.load(builder.inttoptr(address, I64.as_pointer()))
@@ -295,7 +295,7 @@ def run_all(regions, first):
     return len(regions)
 
 
-@emitted(lambda values: types.int64(values))
+@instruction(lambda values: types.int64(values))
 def _on_stack(builder: Any, values: Any) -> Any:
     """The address of a tuple, on the stack of the function that calls this."""
     return builder.ptrtoint(cgutils.alloca_once_value(builder, values), I64)
@@ -336,7 +336,7 @@ def _item(builder: Any, base: Any, i: Any) -> Any:
     return builder.gep(builder.inttoptr(base, I64.as_pointer()), [i])
 
 
-@emitted(types.void(types.int64, types.int64))
+@instruction(types.void(types.int64, types.int64))
 def _call_share(builder: Any, loop: Any, share: Any) -> None:
     """Call the function of a loop for one of its shares, as Numba's own layers do: each of its
     arguments moved on by its step, and a first size of 1."""

@@ -10,7 +10,7 @@ from pyggml.models.config import Reader, rms_eps
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.models.recurrent import CausalConv, scanned
+from pyggml.models.recurrent import CausalConv, scan_from_state
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import add, halve, mul, reshape, silu, split, swiglu
 
@@ -79,7 +79,7 @@ class Mamba(Part):
         b, c = (reshape(t, (x.shape[0], 1, self.n_state)) for t in (b, c))
         of_heads, a = reshape(x, (*x.shape, 1)), net.weights[f"{at}ssm_a"]
         dt = net.linear(f"{at}ssm_dt", dt)
-        return reshape(scanned(net, at, self._state, of_heads, dt, a, b, c), x.shape)
+        return reshape(scan_from_state(net, at, self._state, of_heads, dt, a, b, c), x.shape)
 
 
 def read_mamba(r: Reader, n_embd: int, weighted: bool = False) -> Mamba:
@@ -156,7 +156,7 @@ class MambaOfHeads(Part):
         x = reshape(x, (x.shape[0], *self._state[:2]))
         a, d = (reshape(net.weights[f"{at}ssm_{n}"], (self.n_head, 1)) for n in "ad")
         b, c = (reshape(t, (x.shape[0], 1, self.n_state)) for t in (b, c))
-        y = scanned(net, at, self._state, x, net.linear(f"{at}ssm_dt", dt), a, b, c)
+        y = scan_from_state(net, at, self._state, x, net.linear(f"{at}ssm_dt", dt), a, b, c)
         return add(y, mul(x, d))
 
 

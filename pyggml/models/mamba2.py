@@ -8,7 +8,7 @@ from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.config import Reader, rms_eps
 from pyggml.models.net import Net
 from pyggml.models.part import Part
-from pyggml.models.recurrent import CausalConv, scanned
+from pyggml.models.recurrent import CausalConv, scan_from_state
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merge_tensors
 from pyggml.ops import add, mul, reshape, rms_norm, silu, split, swiglu
 
@@ -83,7 +83,7 @@ class Mamba2(Part):
         x, b, c = split(xbc, (self.n_inner, groups, groups))
         x = reshape(x, (n_tokens, *self._state[:2]))
         b, c = (reshape(t, (n_tokens, self.n_groups, self.n_state)) for t in (b, c))
-        y = scanned(net, at, self._state, x, dt, net.weights[f"{at}ssm_a"], b, c)
+        y = scan_from_state(net, at, self._state, x, dt, net.weights[f"{at}ssm_a"], b, c)
         return add(y, mul(x, net.weights[f"{at}ssm_d"]))
 
 

@@ -29,7 +29,7 @@ def keep_state(net: Net, name: str, y: Tensor) -> Tensor:
     return after(y, set_rows(state, y.saved[0], rows))
 
 
-def scanned(
+def scan_from_state(
     net: Net, at: str, shape: Shape, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor
 ) -> Tensor:
     """The selective scan from the kept state of this shape on."""

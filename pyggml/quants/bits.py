@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from pyggml.jit import JIT, emitted, exact, types
+from pyggml.jit import JIT, exact, instruction, types
 
 
 def _hide(builder: Any, n: Any) -> Any:
@@ -23,7 +23,7 @@ def _hide(builder: Any, n: Any) -> Any:
 
 # n, hidden from the compiler. LLVM unrolls a loop over a constant 32 before it vectorises, and then
 # cannot; `range(lanes(32))` becomes vector code (with 4 bits: 3 instead of 0.6 G weights/s).
-lanes: Any = emitted(types.intp(types.intp))(_hide) if JIT else int
+lanes: Any = instruction(types.intp(types.intp))(_hide) if JIT else int
 
 
 @exact

@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.graph.dtypes import BY_NUMBER, DType
-from pyggml.jit import JIT, BlockCode, block_code, carray, emitted, types
+from pyggml.jit import JIT, BlockCode, block_code, carray, instruction, types
 from pyggml.jit.llvm import I64
 from pyggml.quants.layout import GROUP, Decoder
 from pyggml.quants.readers.arrays import decode, observe
@@ -28,7 +28,7 @@ WHOLE_TYPES = tuple(name for name, q in QUANTS.items() if q.dtype.block > 1)
 MINIMA_TYPES = frozenset(name for name, block in _SEEN.items() if block.minima is not None)
 
 
-@emitted(lambda to, source, n: types.void(to, source, types.intp), n_constants=1)
+@instruction(lambda to, source, n: types.void(to, source, types.intp), n_constants=1)
 def _unpack_blocks(builder: Any, number: int, to: Any, source: Any, n: Any) -> None:
     """n blocks at pointer `source` to float32 at pointer `to`; number: the type's in ggml, a
     constant."""

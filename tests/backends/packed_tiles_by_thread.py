@@ -47,7 +47,7 @@ def multiply_tile(c, a, b0, b1):
     lefts = [warp.slots[4 * g + i][0] for i in range(4)]
     columns = (2 * t, 2 * t + 1)
     rights = [[warp.slots[4 * column + i][1] for i in range(4)] for column in columns]
-    found = []
+    sums = []
     for row in range(2):
         for right in rights:
             total = 0.0
@@ -55,9 +55,9 @@ def multiply_tile(c, a, b0, b1):
                 for half in range(2):
                     x, y = halves(lefts[i][row + 2 * half]), halves(right[i][half])
                     total += float(x[0] * y[0]) + float(x[1] * y[1])
-            found.append(total)
+            sums.append(total)
     warp.barrier.wait()
-    return tuple(np.float32(float(x) + y) for x, y in zip(c, found, strict=True))
+    return tuple(np.float32(float(x) + y) for x, y in zip(c, sums, strict=True))
 
 
 def group_multiplier(is_exact, sixteens):
@@ -79,6 +79,7 @@ ptx.two_bf16, byte_ptx.copy_8, byte_ptx.group_multiplier = two_bf16, copy_8, gro
 byte_ptx.copy_16 = lambda memory, to, source, at: copy_16(memory, to, source, at, 16)
 ptx.plain = lambda *_, **__: lambda: None
 
+# Below the instructions that stand for a card's, which these take as they are imported.
 from pyggml.backends.cuda.gemm import few_rows  # noqa: E402
 from pyggml.backends.cuda.gemm import packed_tiles as tiles  # noqa: E402
 from pyggml.graph.dtypes import DTYPES  # noqa: E402
@@ -117,8 +118,8 @@ def added(kind, n, k, rows, **how):
     a, before = numbers(rows, k), numbers(rows, n)
     part, plain = part_of(kind, n, k, rows, added=before.reshape(-1))
     launch([part], a, rows, k, **how)
-    wanted = widened(rounded(a)) @ plain.T + before
-    show(f"{kind} {n} x {k}, {rows} rows", part.out.reshape(rows, n), wanted)
+    exact = widened(rounded(a)) @ plain.T + before
+    show(f"{kind} {n} x {k}, {rows} rows", part.out.reshape(rows, n), exact)
 
 
 def normed(a, weights):
@@ -147,8 +148,8 @@ def gated(kind, k, n, rows, **how):
     launch([part], a, rows, k, few_rows.FusedNorm(weights, np.float32(1e-3), a, False), **how)
     _, x = normed(a, weights)
     gate = x @ plain.T
-    wanted = gate / (1 + np.exp(-gate)) * (x @ plain_up.T)
-    show(f"gated {kind}", part.out.reshape(rows, n), wanted)
+    exact = gate / (1 + np.exp(-gate)) * (x @ plain_up.T)
+    show(f"gated {kind}", part.out.reshape(rows, n), exact)
 
 
 after_a_norm(("Q4_K", "Q6_K"), 1024, 3, blocks=2)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from pyggml.jit import cgutils, emitted, kernel, types
+from pyggml.jit import cgutils, instruction, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
     F32,
@@ -141,7 +141,7 @@ def _for_columns(
 # -- forward --------------------------------------------------------------------------------------
 
 
-@emitted(types.float32(*(types.intp,) * 4, types.float32))
+@instruction(types.float32(*(types.intp,) * 4, types.float32))
 def row_top(b: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
     """The largest of scale·s over the columns that count."""
     top = cgutils.alloca_once_value(b, _floats(float(MASKED)))
@@ -157,7 +157,7 @@ def row_top(b: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
     return b.call(declare_intrinsic(b, name, F32, [_FLOATS]), [b.load(top)], fastmath=("nnan",))
 
 
-@emitted(types.float32(*(types.intp,) * 5, types.float32, types.float32))
+@instruction(types.float32(*(types.intp,) * 5, types.float32, types.float32))
 def row_exponentials(
     b: Any, to: Any, s: Any, n: Any, start: Any, count: Any, scale: Any, top: Any
 ) -> Any:
@@ -172,7 +172,7 @@ def row_exponentials(
     return total(b, b.load(added))
 
 
-@emitted(types.float32(*(types.intp,) * 3, types.float32, types.float32))
+@instruction(types.float32(*(types.intp,) * 3, types.float32, types.float32))
 def row_weights(b: Any, s: Any, n: Any, count: Any, scale: Any, top: Any) -> Any:
     """s = e^(scale·s − top) in its first `count` columns, 0 in the others; their sum."""
     added = cgutils.alloca_once_value(b, _floats(0))
@@ -190,7 +190,7 @@ def row_weights(b: Any, s: Any, n: Any, count: Any, scale: Any, top: Any) -> Any
 _MOST = 2.0**30  # a sum in one lane; bfloat16 and float32 hold such numbers as exactly as others
 
 
-@emitted(types.boolean(*(types.intp,) * 6, types.float32, types.float32))
+@instruction(types.boolean(*(types.intp,) * 6, types.float32, types.float32))
 def row_powers(
     b: Any, to: Any, s: Any, n: Any, start: Any, count: Any, sums: Any, scale: Any, near: Any
 ) -> Any:
@@ -233,7 +233,7 @@ _OF_TWO_ROWS = (
 )  # fmt: skip
 
 
-@emitted(types.void(*(types.intp,) * 6, *_OF_TWO_ROWS, types.float32))
+@instruction(types.void(*(types.intp,) * 6, *_OF_TWO_ROWS, types.float32))
 def row_gradients(
     b: Any, s: Any, dp: Any, ds: Any, p_pairs: Any, ds_pairs: Any, n: Any, columns: Any,
     numbers: Any, strides: Any, scale: Any,

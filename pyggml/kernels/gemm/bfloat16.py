@@ -16,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.jit import cgutils, emitted, types
+from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I16, I32, I64, at, declare_intrinsic, every, fma, load, store
 
@@ -104,13 +104,13 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
     """
     narrow = convert_bf16 if bf16 else to_bf16
 
-    @emitted(types.void(*(types.intp,) * 3))
+    @instruction(types.void(*(types.intp,) * 3))
     def round_row(builder: Any, to: Any, of: Any, n: Any) -> None:
         with _vectors(builder, n, lanes) as (i, _):
             numbers = _load_rounded(builder, i, of, lanes, narrow)
             store(builder, numbers, at(builder, to, builder.lshr(i, ir.Constant(I64, 1))))
 
-    @emitted(types.void(*(types.intp,) * 4))
+    @instruction(types.void(*(types.intp,) * 4))
     def round_two(builder: Any, to: Any, a: Any, b: Any, n: Any) -> None:
         in_turn = [x for i in range(lanes) for x in (i, lanes + i)]
         order = ir.Constant(ir.VectorType(I32, 2 * lanes), in_turn)
@@ -124,7 +124,7 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
 def make_pair(lanes: int) -> Any:
     """pair_two(to, a, b, n): n pairs (a_i, b_i) of rows of bfloat16, in whole vectors."""
 
-    @emitted(types.void(*(types.intp,) * 4))
+    @instruction(types.void(*(types.intp,) * 4))
     def pair_two(builder: Any, to: Any, a: Any, b: Any, n: Any) -> None:
         shorts, words = ir.VectorType(I16, lanes), ir.VectorType(I32, lanes)
         with _vectors(builder, n, lanes) as (i, _):

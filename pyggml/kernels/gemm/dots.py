@@ -16,7 +16,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.graph.dtypes import DType, dtype
-from pyggml.jit import cgutils, emitted, kernel, types
+from pyggml.jit import cgutils, instruction, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I8, I32, I64, at, broadcast, every, fma, load, prefetch, store, total
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
@@ -126,7 +126,7 @@ class _RowsTogether(NamedTuple):
     n: Any
 
 
-@emitted(types.void(*(types.intp,) * 7), n_constants=1)
+@instruction(types.void(*(types.intp,) * 7), n_constants=1)
 def row_dots(
     builder: Any, kind: int, to: Any, row: Any, stride: Any, n_rows: Any, x: Any, sums: Any,
     depth: Any,

@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
-from pyggml.jit import cgutils, emitted, types
+from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
     F32,
@@ -133,7 +133,7 @@ class _Row:
         return b.sitofp(sums, ir.VectorType(F32, n // 4))
 
 
-@emitted(types.void(*(types.intp,) * 6), n_constants=2)
+@instruction(types.void(*(types.intp,) * 6), n_constants=2)
 def int_dots(
     b: Any, kind: int, n: int, to: Any, step: Any, row: Any, x: Any, ahead: Any, depth: Any
 ) -> None:

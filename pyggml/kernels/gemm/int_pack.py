@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
-from pyggml.jit import cgutils, emitted, types
+from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.llvm import F32, I8, I32, I64, at, by_quads, every, load, totals
 from pyggml.kernels.gemm.activations import largest, round_product, scale_of
 from pyggml.kernels.gemm.row_plan import UNIT, RowPlan, plan, units
@@ -61,7 +61,7 @@ def counts(b: Any, name: str, depth: Any) -> list[tuple[int, Any]]:
     return [whole] if most == 1 else [whole, left]
 
 
-@emitted(types.void(*(types.intp,) * 4), n_constants=2)
+@instruction(types.void(*(types.intp,) * 4), n_constants=2)
 def pack_token(b: Any, kind: int, n_tokens: int, to: Any, token: Any, x: Any, depth: Any) -> None:
     """x of token number `token`, `depth` numbers, to packed x of n_tokens; addresses. kind: of
     WHOLE_TYPES; it and n_tokens are constants."""

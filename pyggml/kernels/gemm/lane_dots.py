@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
-from pyggml.jit import cgutils, emitted, types
+from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I64, OFFSET, at, by_quads, each_in_all_lanes, every, fma, store
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
@@ -95,7 +95,7 @@ class _LaneDots(LaneBlock):
         return self._blocks[block](word, kind)
 
 
-@emitted(types.void(*(types.intp,) * 5), n_constants=2)
+@instruction(types.void(*(types.intp,) * 5), n_constants=2)
 def lane_dots(
     builder: Any, kind: int, n: int, rows: Any, step: Any, x: Any, depth: Any, to: Any
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.jit import cgutils, emitted, types
+from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.llvm import (
     F32,
     I8,
@@ -43,7 +43,7 @@ def make_tile_product(tile: Tile) -> Any:
     not 0.
     """
 
-    @emitted(types.void(*(types.intp,) * 7))
+    @instruction(types.void(*(types.intp,) * 7))
     def tile_product(
         builder: Any, a: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, acc: Any
     ) -> None:
@@ -56,7 +56,7 @@ def make_tile_product(tile: Tile) -> Any:
 def make_strided_product(tile: Tile) -> Any:
     """The same with a's steps from row to row and along k: (a, row_step, step, b, …) -> None."""
 
-    @emitted(types.void(*(types.intp,) * 9))
+    @instruction(types.void(*(types.intp,) * 9))
     def strided_product(
         builder: Any, a: Any, row_step: Any, step: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any,
         acc: Any,
@@ -184,7 +184,7 @@ def make_dot_tile(tile: Tile) -> Any:
     """
     vector, mr = ir.VectorType(F32, tile.lanes), tile.mr
 
-    @emitted(types.void(types.boolean, *(types.intp,) * 6))
+    @instruction(types.void(types.boolean, *(types.intp,) * 6))
     def dot_tile(
         builder: Any, whole: Any, out: Any, x: Any, ldx: Any, a: Any, lda: Any, k: Any
     ) -> None:
@@ -225,7 +225,7 @@ def make_transpose(lanes: int, words: Callable[..., Any] = load) -> Any:
     log2(lanes) rounds; each interleaves vector i with vector i + lanes/2 (a perfect shuffle).
     """
 
-    @emitted(types.void(*(types.intp,) * 4))
+    @instruction(types.void(*(types.intp,) * 4))
     def transpose(builder: Any, to: Any, ld_to: Any, source: Any, ld_source: Any) -> None:
         vector, index = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
         middle = lanes // 2
@@ -251,7 +251,7 @@ def make_spread(lanes: int, size: int) -> Any:
     places without gaps, in this order. Whole vectors are written."""
     vector = ir.VectorType(F32, lanes)
 
-    @emitted(types.void(*(types.intp,) * 4))
+    @instruction(types.void(*(types.intp,) * 4))
     def spread(builder: Any, to: Any, of: Any, apart: Any, n: Any) -> None:
         with cgutils.for_range(builder, n) as groups:
             source = builder.mul(groups.index, apart)
@@ -263,7 +263,7 @@ def make_spread(lanes: int, size: int) -> Any:
     return spread
 
 
-@emitted(types.void(*(types.intp,) * 4))
+@instruction(types.void(*(types.intp,) * 4))
 def call_block(builder: Any, address: Any, dst: Any, src: Any, n_blocks: Any) -> None:
     """Call the `block_code` function at address `code` with two addresses and a count."""
     kind = ir.FunctionType(ir.VoidType(), [F32.as_pointer(), I8.as_pointer(), I64])
@@ -273,7 +273,7 @@ def call_block(builder: Any, address: Any, dst: Any, src: Any, n_blocks: Any) ->
     builder.call(function, [d, s, n_blocks])
 
 
-@emitted(lambda source, n_bytes: types.void(source, n_bytes))
+@instruction(lambda source, n_bytes: types.void(source, n_bytes))
 def fetch(builder: Any, source: Any, n_bytes: Any) -> None:
     """Have n_bytes from this address on, which need not exist, brought near."""
     step = ir.Constant(I64, 64)

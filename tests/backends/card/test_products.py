@@ -104,9 +104,9 @@ def test_packed_weights_are_multiplied_on_tensor_cores(kind, m):
     factors = cuda.to_device(x.astype("f4").reshape(-1)), cuda.to_device(w.view(dtype.numpy))
     operands = CudaOperands(y, *factors, None, False, cuda.default_stream())
     PACKED_TILES.bind(problem, operands)()
-    wanted = x @ dequantize(w, kind).reshape(n, k).T
-    found = y.copy_to_host().reshape(m, n)
-    assert np.abs(found - wanted).max() <= ALLOWED["bf16"] * np.abs(wanted).max()
+    exact = x @ dequantize(w, kind).reshape(n, k).T
+    product = y.copy_to_host().reshape(m, n)
+    assert np.abs(product - exact).max() <= ALLOWED["bf16"] * np.abs(exact).max()
 
 
 @pytest.mark.skipif(SIMULATED, reason="the simulator has no tensor cores")
@@ -128,13 +128,13 @@ def test_products_after_a_norm_are_multiplied_on_tensor_cores(is_gated):
     fused = FusedNorm(cuda.to_device(norm), np.float32(1e-6), normed, True)
     products(parts, cuda.to_device(a.reshape(-1)), m, k, cuda.default_stream(), fused)()
     x = a / np.sqrt((a.astype(float) ** 2).mean(1, keepdims=True) + 1e-6) * norm
-    wanted = [x @ dequantize(each, kind).reshape(n, k).T for kind, each in both]
+    exact = [x @ dequantize(each, kind).reshape(n, k).T for kind, each in both]
     if is_gated:
-        wanted = [wanted[0] / (1 + np.exp(-wanted[0])) * wanted[0]]
+        exact = [exact[0] / (1 + np.exp(-exact[0])) * exact[0]]
     np.testing.assert_allclose(normed.copy_to_host().reshape(m, k), x, rtol=1e-5)
-    for y, of in zip(outs, wanted, strict=False):
-        found = y.copy_to_host().reshape(m, n)
-        assert np.abs(found - of).max() <= 2 * ALLOWED["bf16"] * np.abs(of).max()
+    for y, of in zip(outs, exact, strict=False):
+        product = y.copy_to_host().reshape(m, n)
+        assert np.abs(product - of).max() <= 2 * ALLOWED["bf16"] * np.abs(of).max()
 
 
 @pytest.mark.parametrize("m, n, k", [(21, 5, 40), (70, 3, 19), (7, 50, 30), (19, 16, 9)])

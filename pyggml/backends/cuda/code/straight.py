@@ -50,7 +50,7 @@ def straight(function: Callable, returns: Any) -> Any:
 
 
 @cache
-def _parsed(function: Callable) -> ast.FunctionDef:
+def _definition_of(function: Callable) -> ast.FunctionDef:
     """The function, of its `text` where it was made of one."""
     text = vars(function).get("text") or dedent(inspect.getsource(function))
     (definition,) = ast.parse(text).body
@@ -72,7 +72,7 @@ class _Lines:
         self._context, self._builder = context, builder
 
     def run(self, function: Callable, given: list[Any]) -> Any:
-        definition, names = _parsed(function), dict(_names_of(function))
+        definition, names = _definition_of(function), dict(_names_of(function))
         names |= zip((a.arg for a in definition.args.args), given, strict=True)
         for line in definition.body:
             match line:
@@ -116,10 +116,10 @@ class _Lines:
                 return types.boolean, self._builder.icmp_unsigned(sign, x, y)
             case ast.Call(func=function, args=arguments):
                 called = self._value(names, function)
-                return self._called(called, [self._value(names, one) for one in arguments])
+                return self._call(called, [self._value(names, one) for one in arguments])
         raise TypeError(f"not straight: {ast.unparse(node)}")
 
-    def _typed(self, value: Any, otherwise: Any = types.int64) -> tuple[Any, Any]:
+    def _with_type(self, value: Any, otherwise: Any = types.int64) -> tuple[Any, Any]:
         """Of a number of Python the type is `otherwise`."""
         if isinstance(value, tuple):
             return value
@@ -127,20 +127,20 @@ class _Lines:
         return kind, self._context.get_constant(kind, value)
 
     def _is_so(self, value: Any) -> Any:
-        kind, x = self._typed(value)
+        kind, x = self._with_type(value)
         return x if kind is types.boolean else self._builder.icmp_signed("!=", x, x.type(0))
 
     def _same(self, left: Any, right: Any) -> tuple[Any, Any, Any]:
         """Two numbers, and the type that both have."""
         kinds = [v[0] if isinstance(v, tuple) else _TYPES.get(type(v)) for v in (left, right)]
         kind = next(filter(None, kinds), types.int64)
-        (kind, x), (other, y) = self._typed(left, kind), self._typed(right, kind)
+        (kind, x), (other, y) = self._with_type(left, kind), self._with_type(right, kind)
         if kind != other:
             raise TypeError(f"{kind} and {other} in one operation")
         return kind, x, y
 
     def _of_one(self, op: ast.unaryop, value: Any) -> Any:
-        kind, x = self._typed(value)
+        kind, x = self._with_type(value)
         if isinstance(op, ast.Invert):
             return kind, self._builder.not_(x)
         if kind is types.float32:  # of which NVVM has no negative
@@ -154,10 +154,10 @@ class _Lines:
         name = (_OF_FLOATS if kind is types.float32 else _OF_INTEGERS)[type(op)]
         return kind, getattr(self._builder, name)(x, y)
 
-    def _called(self, function: Any, given: list[Any]) -> Any:
+    def _call(self, function: Any, given: list[Any]) -> Any:
         if function in _TYPES:
             kind = _TYPES[function]
-            of, x = self._typed(given[0], kind)
+            of, x = self._with_type(given[0], kind)
             return kind, self._context.cast(self._builder, x, of, kind)
         if hasattr(function, "py_func"):
             return self.run(function.py_func, given)
@@ -179,7 +179,7 @@ class _Lines:
     def whole(self, value: Any) -> Any:
         """What `parts` takes apart."""
         if not isinstance(value, list):
-            return self._typed(value)
+            return self._with_type(value)
         kinds, values = zip(*map(self.whole, value), strict=True)
         kind = types.Tuple(kinds)
         return kind, self._context.make_tuple(self._builder, kind, values)

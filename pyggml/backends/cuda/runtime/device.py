@@ -156,9 +156,9 @@ class CudaBackend(Backend):
 
     def load(self, pairs: Iterable[tuple[Tensor, np.ndarray]]) -> None:
         with self._working():
-            load(self.index, self._addressed(pairs))
+            load(self.index, self._with_addresses(pairs))
 
-    def _addressed(
+    def _with_addresses(
         self, pairs: Iterable[tuple[Tensor, np.ndarray]]
     ) -> Iterator[tuple[int, np.ndarray]]:
         """Arrays without gaps, and where they go; others are written."""

@@ -11,7 +11,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.graph.dtypes import DType, dtype
-from pyggml.jit import BlockCode, block_code, cgutils, emitted, kernel, types
+from pyggml.jit import BlockCode, block_code, cgutils, instruction, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I16, I32, I64, at, every, load, store
 from pyggml.jit.simd import fill
@@ -53,7 +53,7 @@ def _unpacker(name: str) -> BlockCode:
     size = step(kind)
     sizes = size // kind.block * kind.block_bytes, 2 * size
 
-    @emitted(lambda to, source, n: types.void(to, source, n))
+    @instruction(lambda to, source, n: types.void(to, source, n))
     def emit(builder: Any, to: Any, source: Any, n: Any) -> None:
         addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
         emit_blocks(builder, LAYOUTS[name], n, addresses, sizes, partial(_Rounded, size=size))
@@ -164,7 +164,7 @@ def pack_columns(packed, a, lda, m, k, group, spare):
             transpose(to, ld // 2, words[i:].ctypes.data, SIDE)
 
 
-@emitted(types.void(*(types.intp,) * 5))
+@instruction(types.void(*(types.intp,) * 5))
 def split_row(builder: Any, hi: Any, again: Any, lo: Any, of: Any, n: Any) -> None:
     """n floats, in whole vectors, as two rows of bfloat16, hi + lo; `hi` is also written to
     `again`."""
@@ -196,7 +196,7 @@ def put_pairs(panels, i, one, other, n):
     _pair_rows(to, one.ctypes.data, other.ctypes.data, n, panels.strides[0])
 
 
-@emitted(types.void(*(types.intp,) * 5))
+@instruction(types.void(*(types.intp,) * 5))
 def _pair_rows(builder: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) -> None:
     """n columns of two rows as a row of pairs in panels, `panel` bytes apart; addresses."""
     index = ir.VectorType(I32, 2 * LANES)

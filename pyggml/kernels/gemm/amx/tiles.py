@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from pyggml.jit import cgutils, emitted, kernel, types
+from pyggml.jit import cgutils, instruction, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I8, I32, I64, broadcast, declare_intrinsic, every, fma
 
@@ -175,7 +175,7 @@ class _Emulated(_Tiles):
         return self.b.bitcast(self.b.and_(pairs, every(_ROW, 0xFFFF0000)), _SUMS)
 
 
-@emitted(types.void())
+@instruction(types.void())
 def configure(builder: Any) -> None:
     if CHOSEN.tiles:
         kind = ir.VectorType(I8, len(CONFIGURATION))
@@ -184,7 +184,7 @@ def configure(builder: Any) -> None:
         builder.call(code, [builder.bitcast(memory, _BYTE)])
 
 
-@emitted(types.void())
+@instruction(types.void())
 def release(builder: Any) -> None:
     if CHOSEN.tiles:
         builder.call(declare_intrinsic(builder, "llvm.x86.tilerelease", ir.VoidType(), []), [])
@@ -248,7 +248,9 @@ def _emit_step(b: Any, tiles: _Tiles, i: Any, last: Any, operands: _Operands, c_
             _emit_fetch(b, address, to_write)
 
 
-@emitted(lambda c, a, panel, k, accumulate: types.void(c, a, types.intp, types.intp, types.boolean))
+@instruction(
+    lambda c, a, panel, k, accumulate: types.void(c, a, types.intp, types.intp, types.boolean)
+)
 def micro_product(builder: Any, c: Any, a: Any, panel: Any, k: Any, accumulate: Any) -> None:
     """C (+)= A · B, of float32 and bfloat16. c and a are RowAddresses, the panel is an address, k
     counts steps, one or more. C is overwritten unless `accumulate`."""

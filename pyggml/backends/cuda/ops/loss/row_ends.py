@@ -33,7 +33,7 @@ def lies_in_fours(z: Any, n: int) -> bool:
 
 
 @device
-def capped(z, cap):
+def softcap_unless_out(z, cap):
     """Of what is taken out, -inf."""
     return softcap(z, cap) if cap > _ZERO and z > LOWEST else z
 
@@ -51,12 +51,12 @@ def row_ends(in_fours: bool) -> Any:
             j = first + e * apart + (EACH if in_fours else 1) * cuda.threadIdx.x
             if in_fours:
                 four, is_inside = load_four(z, start + min(j, n - EACH)), j < n
-                eight[e] = capped(four[0], cap) if is_inside else LOWEST
-                eight[e + 1] = capped(four[1], cap) if is_inside else LOWEST
-                eight[e + 2] = capped(four[2], cap) if is_inside else LOWEST
-                eight[e + 3] = capped(four[3], cap) if is_inside else LOWEST
+                eight[e] = softcap_unless_out(four[0], cap) if is_inside else LOWEST
+                eight[e + 1] = softcap_unless_out(four[1], cap) if is_inside else LOWEST
+                eight[e + 2] = softcap_unless_out(four[2], cap) if is_inside else LOWEST
+                eight[e + 3] = softcap_unless_out(four[3], cap) if is_inside else LOWEST
             else:
-                eight[e] = capped(z[start + j], cap) if j < n else LOWEST
+                eight[e] = softcap_unless_out(z[start + j], cap) if j < n else LOWEST
 
     @device
     def maximum_and_sum(z, start, n, cap, parts):

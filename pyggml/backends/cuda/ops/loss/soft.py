@@ -24,9 +24,9 @@ from pyggml.backends.cuda.ops.layout.copies import copy_of
 from pyggml.backends.cuda.ops.loss.row_ends import (
     EACH,
     LOWEST,
-    capped,
     lies_in_fours,
     row_ends,
+    softcap_unless_out,
     sum_of,
 )
 from pyggml.backends.cuda.ops.norm.by_row import target_fault
@@ -52,7 +52,7 @@ def _take_targets(z, start, slopes, targets, first, k, n, cap):
     for s in range(first + cuda.threadIdx.x, first + k, cuda.blockDim.x):
         target, slopes[s] = targets[s], LOWEST
         if 0 <= target < n:
-            slopes[s] = capped(z[start + target], cap)
+            slopes[s] = softcap_unless_out(z[start + target], cap)
         else:
             are_tokens = False
         top = max(top, slopes[s])
@@ -189,7 +189,7 @@ def _gradient_kernel(rounds: bool) -> Any:
                 j = first + cuda.threadIdx.x
                 for e in range(EACH):
                     at = j + e * apart
-                    four[e] = capped(z[start + at], cap) if at < n else _ZERO
+                    four[e] = softcap_unless_out(z[start + at], cap) if at < n else _ZERO
                 if rounds:
                     cuda.syncthreads()
                 for e in range(EACH):
