@@ -61,6 +61,13 @@ class OutputPath(click.Path):
         super().__init__(path_type=Path)
         self.kind, self.may_be_folder = kind, may_be_folder
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. ConfigError for `.` and `/`, beside which nothing could be named."""
+        path = super().convert(value, param, ctx)
+        if not (path.name or self.may_be_folder):
+            raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
+        return path
+
 
 class OutputFolder(click.Path):
     """A folder to write to, whose command asks `check_places` of each file."""

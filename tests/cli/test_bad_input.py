@@ -315,6 +315,11 @@ def test_an_output_that_cannot_be_made(finetune, pyggml, tiny, tmp_path, place, 
     refused(pyggml("quantize", tiny, tmp_path / place, "F16"), message)
 
 
+@pytest.mark.parametrize("place", [".", "/", ""])
+def test_an_output_without_a_name(finetune, place):
+    refused(finetune(output=place), "is a folder, wanted the name of a file to write")
+
+
 def test_an_output_in_a_folder_that_may_not_be_written(finetune, tmp_path, monkeypatch):
     def denied(dir):
         raise PermissionError(13, "Permission denied")
