@@ -11,6 +11,7 @@ A fault of the program itself keeps its traceback.
 import errno
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -113,7 +114,7 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
         except click.NoSuchOption as error:
             return _report(_suggestion(error) or error.format_message(), name, FAILED)
         except click.ClickException as error:
-            return _report(error.format_message() + _of_lists(error), name, FAILED)
+            return _report(_told(error), name, FAILED)
         except PyggmlError as error:
             return _report(error.message(option), name, FAILED)
         except MemoryError as error:
@@ -273,11 +274,14 @@ def _suggestion(error: click.NoSuchOption) -> str:
     return f"No such option '{error.option_name}'. Did you mean '{ours}'?"
 
 
-def _of_lists(error: click.ClickException) -> str:
-    """Where a fine-tune is given several values of a setting: what takes them."""
+def _told(error: click.ClickException) -> str:
+    """The error; where a fine-tune is given several values of a setting, with what takes them."""
     context = error.ctx if isinstance(error, click.BadParameter) else None
-    is_list = context is not None and context.command.name == "finetune" and "," in error.message
-    return " `pyggml sweep` makes a run for each of several values." if is_list else ""
+    value = re.search("'[^']*'", error.message)  # the first word in quotes, ours and click's
+    if context is None or context.command.name != "finetune" or not value or "," not in value[0]:
+        return error.format_message()
+    told = error.format_message().removesuffix(".")
+    return f"{told}. `pyggml sweep` makes a run for each of several values."
 
 
 def _report(reason: str, name: str, code: int) -> int:

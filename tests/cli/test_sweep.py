@@ -189,6 +189,8 @@ def test_a_fine_tune_with_a_list_is_told_of_the_sweep(finetune):
     ended = finetune("--lr", "1e-3,1e-2")
     assert ended.code == 2 and ended.err.endswith("for each of several values.\n")
     assert "pyggml sweep" not in finetune("--lr", "x").err
+    assert "pyggml sweep" not in finetune("--max-memory", "lots").err  # what is wanted has a comma
+    assert "800MB. `pyggml sweep`" in finetune("--max-memory", "1GB,2GB").err
 
 
 @pytest.mark.quick
