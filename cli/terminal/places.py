@@ -63,7 +63,7 @@ class OutputPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path. ConfigError for `.` and `/`, beside which nothing could be named."""
-        path = super().convert(value, param, ctx)
+        path: Any = super().convert(value, param, ctx)
         if not (path.name or self.may_be_folder):
             raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
         return path
