@@ -119,7 +119,11 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Value:
 
 def cross_entropy(logits: Any, targets: Any) -> Value:
     """The mean of -log softmax(logits)[target]: logits (..., n_classes), targets (...) integers."""
-    return apply(arithmetic.cross_entropy, as_float(logits), _integers(targets))
+    logits, targets = as_float(logits), _integers(targets)
+    for n in logits.shape[-1:]:
+        if wrong := [i for i in targets.numpy().flat if not 0 <= i < n]:
+            raise ShapeError(f"cross_entropy: target {wrong[0]} is none of {n} classes")
+    return apply(arithmetic.cross_entropy, logits, targets)
 
 
 def rms_norm(x: Any, eps: float = 1e-6) -> Value:

@@ -203,6 +203,8 @@ class AdamW(Optimiser):
         reads: Sequence[Tensor] = (),
     ) -> None:
         super().__init__(parameters, lr, loss, devices, arenas, reads)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError([("betas", f"are {betas}, wanted 0 to below 1")])
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.m, self.v = self.moments(), self.moments()
 

@@ -11,7 +11,7 @@ computes it at once. `value.graph` is the graph so far, for `build_backward`, `p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
@@ -40,6 +40,7 @@ class Value(Operators):
     """
 
     __array_ufunc__ = None  # array * value is the value's operator
+    __contains__ = None  # a value equals itself alone, so no number would be found
     is_known: ClassVar[bool] = True  # whether its numbers are computed at once
     __slots__ = ("__weakref__", "_grad", "node", "requires_grad")
 
@@ -125,6 +126,19 @@ class Value(Operators):
         if not self.shape:
             raise TypeError("a value of one number has no length")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Value]:
+        """Its parts along the first axis."""
+        return (self[i] for i in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """What NumPy takes of it: a copy of the numbers."""
+        return np.asarray(self.numpy(), dtype)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """ShapeError: ops ask this of their sources, which are tensors."""
+        raise ShapeError(f"{self._label()} is no Tensor: wanted apply(op, …) for Values")
 
     # -- its gradient ------------------------------------------------------------------------------
 

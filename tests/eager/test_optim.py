@@ -61,6 +61,8 @@ def test_what_cannot_be_trained_is_refused():
         SGD([], lr=0.1)
     with pytest.raises(ConfigError, match=r"is no parameter.*; lr is -1"):
         SGD([p * 2, p], lr=-1)
+    with pytest.raises(ConfigError, match="betas are"):
+        AdamW([p], betas=(0.9, 1.0))
     with pytest.raises(NoGradientError, match="no gradient yet"):
         SGD([p], lr=0.1).step()
 

@@ -243,6 +243,18 @@ def test_elements_and_masks_choose():
     np.testing.assert_array_equal(tensor([4, 5, 6])[1:].numpy(), [5, 6])
 
 
+def test_values_are_walked_along_the_first_axis_and_are_arrays_for_numpy():
+    a = draw(2, 3)
+    x = tensor(a, requires_grad=True)
+    first, second = x
+    (first * second).sum().backward()
+    close(first, a[0])
+    close(tensor(x.grad), a[::-1])
+    np.testing.assert_array_equal(np.asarray(x, np.float64), a.astype(np.float32))
+    with pytest.raises(TypeError, match="Value"):
+        assert 1.0 in x
+
+
 @pytest.mark.parametrize(
     ("key", "said"),
     [
@@ -431,6 +443,9 @@ def test_only_leaves_can_be_set():
         (lambda x: F.dropout(x, 1.0), "p is 1.0"),
         (lambda x: x.item(), "6 elements, wanted one"),
         (lambda x: F.cross_entropy(x, [1]), "targets of shape"),
+        (lambda x: F.cross_entropy(x, [0, 3]), "target 3 is none of 3 classes"),
+        (lambda x: F.cross_entropy(x, [-1, 0]), "target -1 is none of 3 classes"),
+        (lambda x: ops.mul_mat(x, x), r"is no Tensor: wanted apply\(op, …\) for Values"),
     ],
 )
 def test_mistakes_are_named(make, said):
