@@ -154,6 +154,7 @@ class _Vocabulary:
             self.tokens.append(b"</s>")
             self.special_token_ids += ends
         self.eos_token_id = ends[0]
+        self._longest_token = max(map(len, self.tokens))
         self._encode = tokenizer.encode
         # One that puts a space before a text cannot say how a text goes on.
         self.forces = self._spells("{", tokenizer.encode("{", add_special=False))
@@ -176,11 +177,12 @@ class _Vocabulary:
         ids_by_text = self._ids or {text: id for id, text in enumerate(self.tokens)}
         ids, at = list[int](), 0
         while at < len(raw):
-            ends = range(len(raw), at, -1)
+            ends = range(min(len(raw), at + self._longest_token), at, -1)
             end = next((end for end in ends if raw[at:end] in ids_by_text), None)
             if end is None:
                 return ids
-            ids, at = [*ids, ids_by_text[raw[at:end]]], end
+            ids.append(ids_by_text[raw[at:end]])
+            at = end
         return ids
 
     def compile(self, kind: str, text: str) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -148,6 +149,14 @@ def test_tokens_without_a_choice_are_not_sampled():
     assert told.take(logits).logprob is not None and not [*told.forced_pieces(10)], (
         "all are told of"
     )
+
+
+def test_a_long_constant_takes_time_by_its_length(words):
+    """Also of tokens that put a space before a text: each place looks no further than a token."""
+    start = time.process_time()
+    place = follower(Sampling(json_schema=json.dumps({"const": "x" * 20_000})), words, ())
+    assert place.mask(words.n_vocab).any()
+    assert time.process_time() - start < 10  # a minute and more, where each looked to the end
 
 
 def test_any_character_of_gbnf_may_be_a_new_line():
