@@ -56,7 +56,8 @@ class Cheap(CudaBackend):
 
     def refusal(self, node):
         family = self._kernels.get(node.op.name)
-        costly = family and family.bind.__module__.split(".")[3] in COSTLY
+        bind = family and getattr(family.bind, "func", family.bind)  # of a partial
+        costly = family and bind.__module__.split(".")[3] in COSTLY
         return "it is costly" if costly else super().refusal(node)
 
 

@@ -1,7 +1,7 @@
 """Ops of images: see pyggml/ops/image. A thread has a number of the result."""
 
 import math
-from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -133,35 +133,28 @@ def _geometry(site: CudaSite) -> tuple[Shape, Shape, Shape]:
     return tuple(p["stride"]), tuple(p["padding"]), tuple(p["dilation"])
 
 
-def _binder(run: Any, y: int, w: int, x: int) -> Callable[[CudaSite], Call]:
+def _bind_conv(run: Any, site: CudaSite, y: int, w: int, x: int) -> Call:
     """y, w, x: which of (the result, the two sources) each is."""
-
-    def bind(site: CudaSite) -> Call:
-        tensors = (site.node, *site.node.src)
-        return per_result(
-            run, site, tensors[y].shape, tensors[w].shape, tensors[x].shape,
-            _geometry(site), site.node.params["groups"],
-        )  # fmt: skip
-
-    return bind
+    tensors = (site.node, *site.node.src)
+    return per_result(
+        run, site, tensors[y].shape, tensors[w].shape, tensors[x].shape,
+        _geometry(site), site.node.params["groups"],
+    )  # fmt: skip
 
 
-def _windows(run: Any, is_back: bool) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        (x,), cols = site.node.src, site.node
-        if is_back:
-            x, cols = cols, x
-        size = tuple(site.node.params["size"])
-        return per_result(run, site, cols.shape, size, x.shape, _geometry(site))
-
-    return bind
+def _windows(run: Any, site: CudaSite, is_back: bool) -> Call:
+    (x,), cols = site.node.src, site.node
+    if is_back:
+        x, cols = cols, x
+    size = tuple(site.node.params["size"])
+    return per_result(run, site, cols.shape, size, x.shape, _geometry(site))
 
 
-declare("conv_2d_direct", CudaKernel(_binder(_conv, y=0, w=1, x=2)))
-declare("conv_transpose_2d", CudaKernel(_binder(_conv_back_x, y=2, w=1, x=0)))
-declare("conv_2d_back_w", CudaKernel(_binder(_conv_back_w, y=1, w=0, x=2)))
-declare("im2col", CudaKernel(_windows(_im2col, is_back=False)))
-declare("im2col_back", CudaKernel(_windows(_im2col_back, is_back=True)))
+declare("conv_2d_direct", CudaKernel(partial(_bind_conv, _conv, y=0, w=1, x=2)))
+declare("conv_transpose_2d", CudaKernel(partial(_bind_conv, _conv_back_x, y=2, w=1, x=0)))
+declare("conv_2d_back_w", CudaKernel(partial(_bind_conv, _conv_back_w, y=1, w=0, x=2)))
+declare("im2col", CudaKernel(partial(_windows, _im2col, is_back=False)))
+declare("im2col_back", CudaKernel(partial(_windows, _im2col_back, is_back=True)))
 
 
 # -- pools of maxima and their gradient -----------------------------------------------------------
@@ -262,27 +255,21 @@ def _bind(site: CudaSite, axes: list[Axis], source: Shape) -> Call:
     )  # fmt: skip
 
 
-def _forward(name: str) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        (x,) = site.node.src
-        return _bind(site, AXES[name](x.shape, **site.node.params), x.shape)
-
-    return bind
+def _forward(name: str, site: CudaSite) -> Call:
+    (x,) = site.node.src
+    return _bind(site, AXES[name](x.shape, **site.node.params), x.shape)
 
 
-def _backward(name: str) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        params: dict[str, Any] = dict(site.node.params)
-        of = params.pop("of")
-        axes = zip(AXES[name](of, **params), of, strict=True)
-        return _bind(site, [transposed_axis(axis, n) for axis, n in axes], site.node.src[0].shape)
-
-    return bind
+def _backward(name: str, site: CudaSite) -> Call:
+    params: dict[str, Any] = dict(site.node.params)
+    of = params.pop("of")
+    axes = zip(AXES[name](of, **params), of, strict=True)
+    return _bind(site, [transposed_axis(axis, n) for axis, n in axes], site.node.src[0].shape)
 
 
 for _name in ("pad", "pad_reflect_1d", "roll", "upscale", "pool_avg"):
-    declare(_name, CudaKernel(_forward(_name)))
-    declare(f"{_name}_back", CudaKernel(_backward(_name)))
+    declare(_name, CudaKernel(partial(_forward, _name)))
+    declare(f"{_name}_back", CudaKernel(partial(_backward, _name)))
 
 
 # -- number ranges, and sines and cosines of time steps -------------------------------------------

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,7 @@ from pyggml.backends.cuda.code.formulas import NAMES, ONE, ZERO, device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import (
-    THREADS,
-    in_turn,
-    per_element,
-    per_row,
-    per_rows,
-)
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula, formula
 from pyggml.formulas.text import define
@@ -171,12 +165,9 @@ def _bind_8bit(site: CudaSite) -> Call:
     return bind_8_bits(_BY_8_BITS, site, site.src, *no_draw)
 
 
-def _step(run: Any) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        p, *sources = site.src
-        return per_element(run, site.out.size, site.stream, site.out, p, tuple(sources))
-
-    return bind
+def _step(run: Any, site: CudaSite) -> Call:
+    p, *sources = site.src
+    return per_element(run, site.out.size, site.stream, site.out, p, tuple(sources))
 
 
 def _clip_scratch(node, compute):
@@ -186,4 +177,4 @@ def _clip_scratch(node, compute):
 declare("opt_step_adamw_8bit", CudaKernel(_bind_8bit))
 declare("clip_norm", CudaKernel(_clip_norm, scratch=_clip_scratch))
 for _name, _of in STEPS.items():
-    declare(_name, CudaKernel(_step(_steps_by(number_step(_of)))))
+    declare(_name, CudaKernel(partial(_step, _steps_by(number_step(_of)))))

@@ -3,6 +3,7 @@ random bits of each number are the host's.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,12 @@ def _steps_by(number: Callable, widen: Callable, narrow: Callable) -> Any:
     return run
 
 
-def _bind_step(kernels: dict[DType, Any]) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        (p, *sources, draw), stream = site.src, np.uint64(site.node.params["stream"])
-        return per_element(
-            kernels[site.node.dtype], site.out.size, site.stream, site.out, p, tuple(sources),
-            draw, stream,
-        )  # fmt: skip
-
-    return bind
+def _bind_step(kernels: dict[DType, Any], site: CudaSite) -> Call:
+    (p, *sources, draw), stream = site.src, np.uint64(site.node.params["stream"])
+    return per_element(
+        kernels[site.node.dtype], site.out.size, site.stream, site.out, p, tuple(sources),
+        draw, stream,
+    )  # fmt: skip
 
 
 def _bind_8bit(site: CudaSite) -> Call:
@@ -88,4 +86,4 @@ _BY_8_BITS = {kind: steps_by_8_bits(*of_kind) for kind, of_kind in _TYPES.items(
 declare("opt_step_adamw_8bit_half", CudaKernel(_bind_8bit))
 for _name, _of in STEPS.items():
     _kernels = {kind: _steps_by(number_step(_of), *of_kind) for kind, of_kind in _TYPES.items()}
-    declare(f"{_name}_half", CudaKernel(_bind_step(_kernels)))
+    declare(f"{_name}_half", CudaKernel(partial(_bind_step, _kernels)))

@@ -1,6 +1,6 @@
 """Sums of everything, running sums, counts: see pyggml/ops/arithmetic. Sums are in float64."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,7 @@ from pyggml.backends.cuda.code.formulas import HALF, ZERO
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import (
-    THREADS,
-    in_turn,
-    per_element,
-    per_row,
-    per_rows,
-)
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
@@ -54,10 +48,6 @@ def _sum(site: CudaSite) -> Call:
     )
 
 
-def _sum_scratch(node: Tensor, compute: str) -> int:
-    return 8 * _n_pieces(node.src[0])
-
-
 @kernel
 def _cumsum(out, x, n, backwards):
     """A thread has a row; out may be x."""
@@ -69,13 +59,10 @@ def _cumsum(out, x, n, backwards):
             out[at] = total
 
 
-def _running(backwards: bool) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        n = site.node.shape[-1]
-        n_rows = site.out.size // n
-        return per_element(_cumsum, n_rows, site.stream, site.out, *site.src, n, backwards)
-
-    return bind
+def _running(backwards: bool, site: CudaSite) -> Call:
+    n = site.node.shape[-1]
+    n_rows = site.out.size // n
+    return per_element(_cumsum, n_rows, site.stream, site.out, *site.src, n, backwards)
 
 
 @kernel
@@ -97,7 +84,7 @@ def _bind_count(site: CudaSite) -> Call:
     return per_row(_count_equal, 1, a.size, site.stream, site.out, a, b, weights)
 
 
-declare("sum", CudaKernel(_sum, scratch=_sum_scratch))
-declare("cumsum", CudaKernel(_running(False)))
-declare("cumsum_back", CudaKernel(_running(True)))
+declare("sum", CudaKernel(_sum, scratch=lambda node, compute: 8 * _n_pieces(node.src[0])))
+declare("cumsum", CudaKernel(partial(_running, False)))
+declare("cumsum_back", CudaKernel(partial(_running, True)))
 declare("count_equal", CudaKernel(_bind_count))

@@ -10,11 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyggml.backends.cuda.gemm.cublas import has_cublas
-from pyggml.backends.cuda.ops.generation.experts import (
-    EXPERTS_GATED,
-    EXPERTS_SUM,
-    EXPERTS_WEIGHTED,
-)
+from pyggml.backends.cuda.ops.generation.experts import EXPERTS_GATED, EXPERTS_SUM, EXPERTS_WEIGHTED
 from pyggml.backends.cuda.ops.generation.heads import ATTENDED_HEADS, HEADS
 from pyggml.backends.cuda.ops.generation.next_token import LIKELIEST_ADVANCE
 from pyggml.backends.cuda.ops.generation.products import (

@@ -28,10 +28,6 @@ _ADDING: Mapping[str, Op] = {
 }
 
 
-def _lies_in_leaf(m: Match) -> bool:
-    return m.total.is_write and m.so_far.shape == m.product.shape and m.product.dtype is F32
-
-
 def _at_once(m: Match) -> Replacements:
     op, src = m.product.op, m.product.src
     assert op is not None
@@ -59,6 +55,6 @@ SUM = Rewrite(
         product = (out_prod | gradient_of_a | gradient_of_b)(*factors)
         total = add(so_far, product)
     """),
-    _lies_in_leaf,
+    lambda m: m.total.is_write and m.so_far.shape == m.product.shape and m.product.dtype is F32,
     _at_once,
 )

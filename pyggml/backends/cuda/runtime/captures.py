@@ -5,12 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pyggml.backends.cuda.runtime.driver import (
-    CudaAPIError,
-    direct,
-    driver,
-    free_what_is_gone,
-)
+from pyggml.backends.cuda.runtime.driver import CudaAPIError, direct, driver, free_what_is_gone
 from pyggml.backends.cuda.runtime.failures import is_failure, ran_out
 from pyggml.backends.cuda.runtime.simulator import small
 

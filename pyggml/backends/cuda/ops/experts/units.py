@@ -169,10 +169,6 @@ def _unit_gradients_spec(gate: Tensor, up: Tensor, g: Tensor, weights: Tensor) -
     return Spec(gate.shape, BF16)
 
 
-def _unit_gradients_saved(gate: Tensor, up: Tensor, g: Tensor, weights: Tensor) -> tuple[Spec, ...]:
-    return Spec(up.shape, BF16), Spec(weights.shape)
-
-
 def _unit_gradients(
     gate: np.ndarray, up: np.ndarray, g: np.ndarray, weights: np.ndarray
 ) -> Iterator[np.ndarray]:
@@ -184,7 +180,7 @@ def _unit_gradients(
 UNIT_GRADIENTS = own_op(
     name="unit_gradients",
     spec=_unit_gradients_spec,
-    saved=_unit_gradients_saved,
+    saved=lambda gate, up, g, weights: (Spec(up.shape, BF16), Spec(weights.shape)),
     results=_unit_gradients,
     samples=lambda rng: map(Sample, _samples_of(3, rng)),
     kernel=CudaKernel(_bind_gradients),

@@ -179,10 +179,6 @@ def _bind_attended(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     return decode.bind(attention, token)
 
 
-def _scratch_of_attention(node: Tensor, compute: Compute) -> int:
-    return decode.scratch(node.params["of"].nodes[-1], compute)
-
-
 def _queries_and_puts(
     rng: np.random.Generator, positions: tuple[int, ...], n_heads: tuple[int, int], head: int
 ) -> tuple[Tensor, list[Tensor]]:
@@ -222,5 +218,5 @@ _ATTENDED = "attention = flash_attn_ext(q_turn, view(k_put), view(v_put), *other
 HEADS = Fusion(near(_HEADS), _are_heads, _bind, _two_tokens, Memory.INPLACE_FIRST)
 ATTENDED_HEADS = Fusion(
     near(_HEADS + _ATTENDED), _are_attended, _bind_attended, _one_attended,
-    scratch=_scratch_of_attention,
+    scratch=lambda node, compute: decode.scratch(node.params["of"].nodes[-1], compute),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Copies without gaps, of another type, into a range, as tiles; windows; triangular matrices."""
 
 from collections.abc import Callable
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -188,10 +189,6 @@ def _narrow_back(site: CudaSite) -> Call:
     return in_turn(fill(site, ZERO), _into(site, first, dy, site.src[0]))
 
 
-def _bind_fill(site: CudaSite) -> Call:
-    return fill(site, *site.scalars)
-
-
 # -- repeat, repeat_back ------------------------------------------------------------------------
 
 _LONG_SUM, _FEW_SUMS = 256, 1 << 15  # numbers that a sum has at least, sums at most: see _parts
@@ -297,7 +294,7 @@ for _name in ("cont", "dup", "cpy", "cpy_into"):
     declare(_name, CudaKernel(_copy, _copy_lacks))
 declare("concat", CudaKernel(_concat, _quantised_refusal))
 declare("narrow_back", CudaKernel(_narrow_back))
-declare("fill", CudaKernel(_bind_fill))
+declare("fill", CudaKernel(lambda site: fill(site, *site.scalars)))
 declare("repeat", CudaKernel(_tiles, _not_plain))
 declare("repeat_back", CudaKernel(_tiles_back, scratch=_tiles_back_scratch))
 
@@ -345,13 +342,9 @@ def _first(site: CudaSite) -> Call:
     return copy_of(site.out, site.src[0], site.node.src[0], site.stream)
 
 
-def _zeros(site: CudaSite) -> Call:
-    return fill(site, ZERO)
-
-
 declare("acc", CudaKernel(_after(_first, _add), _overlaps))
 declare("set", CudaKernel(_after(_first, _set), _not_plain))
-declare("view_back", CudaKernel(_after(_zeros, _add), _overlaps))
+declare("view_back", CudaKernel(_after(lambda site: fill(site, ZERO), _add), _overlaps))
 
 
 # -- triangular and diagonal matrices -------------------------------------------------------------
@@ -389,13 +382,10 @@ def _solve(x, a, b, n, m, transposed):
             x[of_x + i * m] = rest / a[of_a + i * n + i]
 
 
-def _bind_solve(transposed: bool) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        n, m = site.node.shape[-2:]
-        columns = site.out.size // n
-        return per_element(_solve, columns, site.stream, site.out, *site.src, n, m, transposed)
-
-    return bind
+def _bind_solve(site: CudaSite, transposed: bool) -> Call:
+    n, m = site.node.shape[-2:]
+    columns = site.out.size // n
+    return per_element(_solve, columns, site.stream, site.out, *site.src, n, m, transposed)
 
 
 @kernel
@@ -422,7 +412,7 @@ def _bind_diag_back(site: CudaSite) -> Call:
 
 
 declare("tri", CudaKernel(_bind_tri))
-declare("solve_tri", CudaKernel(_bind_solve(transposed=False)))
-declare("solve_tri_t", CudaKernel(_bind_solve(transposed=True)))
+declare("solve_tri", CudaKernel(partial(_bind_solve, transposed=False)))
+declare("solve_tri_t", CudaKernel(partial(_bind_solve, transposed=True)))
 declare("diag", CudaKernel(_bind_diag))
 declare("diag_back", CudaKernel(_bind_diag_back))

@@ -7,13 +7,7 @@ from pyggml.backends.cuda.code.order import order_of
 from pyggml.backends.cuda.code.warp import LANES, warp_max
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import (
-    THREADS,
-    launch,
-    per_element,
-    per_result,
-    per_row,
-)
+from pyggml.backends.cuda.runtime.launches import THREADS, launch, per_element, per_result, per_row
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call

@@ -2,8 +2,7 @@
 windows, temperatures."""
 
 import math
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -73,18 +72,15 @@ def _turning(of: DType, to: DType) -> Any:
     return turn
 
 
-def _bind_turn(sign: float) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        x, table = site.node.src
-        d, n_heads, p = x.shape[-1], x.shape[-2], site.node.params
-        n_jobs = x.n_elements // d * (d - table.shape[2])
-        return per_element(
-            _turning(x.dtype, site.node.dtype), n_jobs, site.stream, site.out, *site.src,
-            d, n_heads, bool(p["neox"]), p["offset"], np.float32(sign),
-            table.shape[0],
-        )  # fmt: skip
-
-    return bind
+def _bind_turn(sign: float, site: CudaSite) -> Call:
+    x, table = site.node.src
+    d, n_heads, p = x.shape[-1], x.shape[-2], site.node.params
+    n_jobs = x.n_elements // d * (d - table.shape[2])
+    return per_element(
+        _turning(x.dtype, site.node.dtype), n_jobs, site.stream, site.out, *site.src,
+        d, n_heads, bool(p["neox"]), p["offset"], np.float32(sign),
+        table.shape[0],
+    )  # fmt: skip
 
 
 # -- spans of windows, temperatures --------------------------------------------------------------
@@ -127,8 +123,8 @@ def _bind_temperature(site: CudaSite) -> Call:
 
 
 declare("rope_table", CudaKernel(_bind_table))
-declare("rope_apply", CudaKernel(_bind_turn(1)))
-declare("rope_apply_back", CudaKernel(_bind_turn(-1)))
+declare("rope_apply", CudaKernel(partial(_bind_turn, 1)))
+declare("rope_apply_back", CudaKernel(partial(_bind_turn, -1)))
 declare("window_span", CudaKernel(_bind_span))
 declare("chunk_span", CudaKernel(_bind_chunk))
 declare("log_temperature", CudaKernel(_bind_temperature))

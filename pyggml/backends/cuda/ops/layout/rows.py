@@ -157,15 +157,7 @@ def _added_rows(site: CudaSite) -> Call:
     )  # fmt: skip
 
 
-def _get_rows_back(site: CudaSite) -> Call:
-    return in_turn(fill(site, ZERO), _added_rows(site))
-
-
-def _get_rows_back_added(site: CudaSite) -> Call:
-    return adding(site, _added_rows(site))
-
-
-GET_ROWS_BACK_ADDED = CudaKernel(_get_rows_back_added)
+GET_ROWS_BACK_ADDED = CudaKernel(lambda site: adding(site, _added_rows(site)))
 
 
 # -- set_rows -----------------------------------------------------------------------------------
@@ -327,5 +319,5 @@ def _unwritten(node: Tensor) -> str | None:
 
 
 declare("get_rows", CudaKernel(_get_rows))
-declare("get_rows_back", CudaKernel(_get_rows_back))
+declare("get_rows_back", CudaKernel(lambda site: in_turn(fill(site, ZERO), _added_rows(site))))
 declare("set_rows", CudaKernel(_set_rows, _unwritten))

@@ -65,11 +65,7 @@ def _of_a_added(site: CudaSite) -> Call:
     return adding(site, _of_a(site, accumulate=True))
 
 
-def _of_b_added(site: CudaSite) -> Call:
-    return adding(site, _of_b(site, accumulate=True))
-
-
 OF_A = CudaKernel(_of_a, scratch=_scratch_of_a, shared=_shared_of_a)
 OF_B = CudaKernel(_of_b)
 OF_A_ADD = CudaKernel(_of_a_added, scratch=_scratch_of_a, shared=_shared_of_a)
-OF_B_ADD = CudaKernel(_of_b_added)
+OF_B_ADD = CudaKernel(lambda site: adding(site, _of_b(site, accumulate=True)))

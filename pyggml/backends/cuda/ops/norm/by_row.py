@@ -1,6 +1,7 @@
 """Ops whose formulas have reductions: norms and their gradients, a block or a warp for each row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,15 +95,11 @@ def _by_row(of: Formula) -> CudaKernel:
     return CudaKernel(bind)
 
 
-def _by_group(of: Formula) -> Callable[[CudaSite], Call]:
+def _by_group(of: Formula, site: CudaSite) -> Call:
     """Rows that are runs of channels."""
-
-    def bind(site: CudaSite) -> Call:
-        t = site.node
-        n_rows = (t.shape[0] if len(t.shape) == 4 else 1) * t.params["n_groups"]
-        return rows_call(of, site, t.n_elements // n_rows, [site.out], site.src)
-
-    return bind
+    t = site.node
+    n_rows = (t.shape[0] if len(t.shape) == 4 else 1) * t.params["n_groups"]
+    return rows_call(of, site, t.n_elements // n_rows, [site.out], site.src)
 
 
 def _uneven_groups(node: Tensor) -> str | None:
@@ -113,4 +110,6 @@ for _op in OPS.values():
     if _op.formula is not None and _op.formula.of_rows and _op.name not in _ELSEWHERE:
         declare(_op.name, _by_row(_op.formula))
         if _op.name in ("norm", "norm_back"):
-            declare(f"group_{_op.name}", CudaKernel(_by_group(_op.formula), _uneven_groups))
+            declare(
+                f"group_{_op.name}", CudaKernel(partial(_by_group, _op.formula), _uneven_groups)
+            )

@@ -1,7 +1,7 @@
 """Softmax of rows with mask, ALiBi and sinks, and causal masks."""
 
 import math
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -27,15 +27,12 @@ def _diag_mask(out, x, n_rows, n, n_past, fill):
         out[i] = x[i] if i % n <= n_past + i // n % n_rows else fill
 
 
-def _causal(fill: float) -> Callable[[CudaSite], Call]:
-    def bind(site: CudaSite) -> Call:
-        *_, n_rows, n = site.node.shape
-        arguments = (n_rows, n, site.node.params["n_past"], np.float32(fill))
-        return per_element(_diag_mask, site.out.size, site.stream, site.out, *site.src, *arguments)
-
-    return bind
+def _causal(fill: float, site: CudaSite) -> Call:
+    *_, n_rows, n = site.node.shape
+    arguments = (n_rows, n, site.node.params["n_past"], np.float32(fill))
+    return per_element(_diag_mask, site.out.size, site.stream, site.out, *site.src, *arguments)
 
 
 declare("soft_max", CudaKernel(_bind))
-declare("diag_mask_inf", CudaKernel(_causal(-math.inf)))
-declare("diag_mask_zero", CudaKernel(_causal(0.0)))
+declare("diag_mask_inf", CudaKernel(partial(_causal, -math.inf)))
+declare("diag_mask_zero", CudaKernel(partial(_causal, 0.0)))
