@@ -128,8 +128,11 @@ def _shfl_xor_sync(self, mask, value, step):
 _simulated_array = FakeCUDAShared.array
 
 
-def _shared_array(self, shape, dtype, alignment=None):
-    """The simulator's own takes no alignment. One array for each line of a block's kernel."""
+def shared_array(self, shape, dtype, alignment=None):
+    """One array for each line of a block's kernel.
+
+    The simulator's own takes no alignment, and may give an array each to threads that ask at once.
+    """
     if shape == 0:  # what the launch gives, one for all
         return _simulated_array(self, shape, np.dtype(dtype))
     caller = sys._getframe(1)
@@ -174,7 +177,7 @@ def as_instructions(monkeypatch):
     }
     for name, twin in twins.items():
         monkeypatch.setattr(ptx, name, twin, raising=False)
-    monkeypatch.setattr(FakeCUDAShared, "array", _shared_array)
+    monkeypatch.setattr(FakeCUDAShared, "array", shared_array)
     monkeypatch.setattr(byte_ptx, "put_shared_words", _store)
     monkeypatch.setattr(FakeCUDAModule, "shfl_xor_sync", _shfl_xor_sync, raising=False)
     monkeypatch.setattr(FakeCUDAModule, "ballot_sync", _ballot_sync, raising=False)
