@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,10 +37,11 @@ class Loading:
     def file(self, name: str) -> Path:
         """A file of the folder. Raises BadValue for a name that leads out of it, or to no file."""
         folder = self.folder.resolve()
-        path = (folder / name).resolve()
-        if not path.is_relative_to(folder) or not path.is_file():
-            raise BadValue(f"is {brief(name)}, wanted the name of a file in the folder of adapters")
-        return path
+        with suppress(OSError, ValueError, RuntimeError):  # too long, a NUL, links in a circle
+            path = (folder / name).resolve()
+            if path.is_relative_to(folder) and path.is_file():
+                return path
+        raise BadValue(f"is {brief(name)}, wanted the name of a file in the folder of adapters")
 
 
 class AdapterRoutes:

@@ -74,6 +74,8 @@ def test_a_name_that_is_given_anew_is_the_new_adapter_s(loading):
         ({"name": "x", "file": "../red.gguf"}, 400),
         ({"name": "x", "file": "/etc/passwd"}, 400),
         ({"name": "x", "file": "none.gguf"}, 400),
+        ({"name": "x", "file": "n" * 5000}, 400),
+        ({"name": "x", "file": "a\0.gguf"}, 400),
         ({"name": "x", "file": "red.gguf", "weight": 1e9}, 400),
         ({"name": "x", "file": "red.gguf", "path": "a"}, 400),
         ({"name": "x", "file": "none_of_this_model.bin"}, 400),

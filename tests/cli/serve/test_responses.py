@@ -114,6 +114,7 @@ def test_items_become_messages():
     [
         ({"input": None}, "input is missing"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "has type 'item_reference', wanted"),
+        ({"input": [{"type": ["message"]}]}, "has an item 1 that has type a list, wanted message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "wanted text alone"),
         ({"input": [{"role": "owner", "content": "a"}]}, "'owner'"),
         ({"input": [{"type": "reasoning", "content": "t"}]}, "input is empty"),
