@@ -140,12 +140,13 @@ def _names(values: Any) -> list[str]:
 
 
 def _table(rows: Any, n_layers: int, n_columns: int) -> np.ndarray | None:
-    """The numbers (n_layers, n_columns); None if the rows are not such a table."""
+    """The lengths or shares (n_layers, n_columns); None if the rows are not such a table."""
     if not isinstance(rows, list) or len(rows) != n_layers:
         return None
     if any(not isinstance(row, list) or len(row) != n_columns for row in rows):
         return None
     try:
-        return np.array([[np.nan if x is None else float(x) for x in row] for row in rows])
+        table = np.array([[np.nan if x is None else float(x) for x in row] for row in rows])
     except (TypeError, ValueError, OverflowError):
         return None
+    return None if (table < 0).any() else table

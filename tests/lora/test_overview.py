@@ -208,6 +208,7 @@ HOSTILE = [
     {"layers": ["blk.0"], "columns": ["a"], "norm": [[[1]]]},
     {"layers": ["blk.0"], "columns": ["a"], "norm": [["x"]]},
     {"layers": ["blk.0"], "columns": ["a"]},
+    {"layers": ["blk.0"], "columns": ["a"], "norm": [[-1]]},
 ]
 
 
