@@ -27,8 +27,9 @@ def gguf_kind(name: str, *types: str) -> FileKind:
 
         try:
             with gguf.open(path) as file:
-                is_control = file.get("general.architecture") == _CONTROL  # which has no type
-                return (_CONTROL if is_control else file.get("general.type", "")) in types
+                is_control = file.word("general.architecture") == _CONTROL  # which has no type
+                kind = _CONTROL if is_control else file.get("general.type", "")
+                return isinstance(kind, str) and kind in types
         except PyggmlError:
             return False
 

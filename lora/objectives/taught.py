@@ -149,7 +149,7 @@ class TaughtObjective(Objective):
 
     def _teacher(self, path: str, model: Model, corpus: Corpus) -> Teacher:
         file = gguf.open(path)
-        if file.get("general.type") == TYPE:
+        if file.word("general.type") == TYPE:
             if not self.takes_files:
                 fault = f"is {path}, which holds answers of others, wanted a model: {self.name} "
                 raise ConfigError([("teacher", fault + "writes its own")])

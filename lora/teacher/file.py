@@ -51,7 +51,7 @@ class TeacherFile:
 
     def __init__(self, file: GGUFFile) -> None:
         self.path = file.path
-        if file.get("general.type") != TYPE:
+        if file.word("general.type") != TYPE:
             raise DataError(f"{self.path}: is nothing that `pyggml teach` wrote")
         names = ("documents", "ids", "log_probs", "progress")
         try:

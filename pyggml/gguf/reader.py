@@ -90,6 +90,11 @@ class GGUFFile:
         """As `require`, but `default` if the key is missing."""
         return self.require(key, kind) if key in self.metadata else default
 
+    def word(self, key: str) -> str:
+        """The value of a key that is a string; "" without one, and for any other type."""
+        value = self.get(key)
+        return value if isinstance(value, str) else ""
+
     def data(self, name: str) -> np.ndarray:
         """Read-only view of a tensor, in NumPy order.
 

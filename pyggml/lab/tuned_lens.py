@@ -92,7 +92,7 @@ class TunedLens:
         """The lens in a file. GGUFError, naming the faults, for another kind of file, and for maps
         that are not F32, finite, whole and of one size."""
         with gguf.open(path) as file:
-            kind, hint = file.get("general.architecture"), file.get(f"{_KIND}.model_hint", "")
+            kind, hint = file.word("general.architecture"), file.word(f"{_KIND}.model_hint")
             if kind != _KIND:
                 raise GGUFError(f"{path}: general.architecture is {kind!r}, wanted {_KIND!r}")
             if faults := _faults(file):
@@ -101,7 +101,7 @@ class TunedLens:
             for name in file.tensors:
                 _, block, part = name.split(".")
                 parts[part][int(block)] = np.array(file.data(name), np.float32)
-        return cls(parts["weight"], parts["bias"], hint if isinstance(hint, str) else "")
+        return cls(parts["weight"], parts["bias"], hint)
 
 
 def _faults(file: gguf.GGUFFile) -> list[str]:

@@ -95,7 +95,7 @@ class ControlVector:
         block 0, and for those that are not F32, finite, and of one length.
         """
         with gguf.open(path) as file:
-            kind, hint = file.get("general.architecture"), file.get(f"{_KIND}.model_hint", "")
+            kind, hint = file.word("general.architecture"), file.word(f"{_KIND}.model_hint")
             if kind != _KIND:
                 raise GGUFError(f"{path}: general.architecture is {kind!r}, wanted {_KIND!r}")
             if faults := _faults(file):
@@ -107,7 +107,7 @@ class ControlVector:
                 d = np.array(file.data(name), np.float32)
                 block = int(match[1])
                 directions[block] = directions[block] + d if block in directions else d
-        return cls(directions, hint if isinstance(hint, str) else "")
+        return cls(directions, hint)
 
 
 def _faults(file: gguf.GGUFFile) -> list[str]:

@@ -94,6 +94,9 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
         raise GGUFError(f"{path}: cannot be opened: {error.strerror or error}") from None
     except (struct.error, ValueError, OverflowError) as error:
         raise GGUFError(f"{path}: is no importance matrix: {error}") from None
+    if not all(0 <= n < 1 << 32 for n in (matrix.n_chunks, matrix.n_ctx)):
+        claim = f"{matrix.n_chunks} chunks of {matrix.n_ctx} tokens"
+        raise GGUFError(f"{path}: claims {claim}, wanted 0 to 2^32 - 1 of each")
     for name, sums in matrix.sums.items():
         if not all(np.isfinite(a).all() and (a >= 0).all() for a in (sums.squares, sums.counts)):
             raise GGUFError(f"{path}: {brief(name)} has sums that are not finite and 0 or more")
@@ -111,7 +114,7 @@ def _whole(file: BinaryIO) -> bytes:
 
 def _read_gguf(path: Path) -> ImportanceMatrix:
     with gguf.open(path) as file:
-        if file.get("general.type") != "imatrix":
+        if file.word("general.type") != "imatrix":
             raise GGUFError(f"{path}: general.type is not 'imatrix', wanted an importance matrix")
         by_name = {}
         for name in file.tensors:

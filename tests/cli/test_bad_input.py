@@ -148,6 +148,33 @@ def test_an_adapter_or_a_checkpoint_is_no_model(finetune, pyggml, tmp_path):
     assert not (tmp_path / "out.gguf").exists()
 
 
+@pytest.mark.parametrize("arguments", [
+    ("inspect", "FILE"),
+    ("compare", "MODEL", "FILE"),
+    ("eval", "-m", "MODEL", "-f", "TEXT", "--compare", "FILE"),
+    ("generate", "-m", "MODEL", "--control-vector", "FILE", "-p", "the"),
+    ("quantize", "MODEL", "OUT", "Q8_0", "--imatrix", "FILE"),
+    ("new", "--vocab", "MODEL", "-o", "FILE"),
+])  # fmt: skip
+def test_a_kind_of_file_that_is_an_array(pyggml, tiny, text, tmp_path, arguments):
+    file = tmp_path / "file.gguf"
+    gguf.write(file, dict.fromkeys(("general.type", "general.architecture"), np.arange(2)), [])
+    names = {"FILE": file, "MODEL": tiny, "TEXT": text, "OUT": tmp_path / "out.gguf"}
+    ended = pyggml(*(names.get(a, a) for a in arguments))
+    if arguments[0] == "inspect":
+        assert ended.code == 0
+    else:
+        refused(ended, file)
+
+
+def test_an_importance_matrix_of_more_chunks_than_fit(pyggml, tiny, tmp_path):
+    matrix, out = tmp_path / "i.gguf", tmp_path / "out.gguf"
+    sums = [(f"blk.0.attn_q.weight.{name}", F32, (1,), np.ones(1, np.float32))
+            for name in ("in_sum2", "counts")]  # fmt: skip
+    gguf.write(matrix, {"general.type": "imatrix", "imatrix.chunk_count": np.int32(-1)}, sums)
+    refused(pyggml("quantize", tiny, out, "Q8_0", "--imatrix", matrix), "claims -1 chunks")
+
+
 def test_names_from_a_file_do_not_command_the_terminal(pyggml, tiny, tmp_path):
     with gguf.open(tiny) as file:
         tensors = [(n, i.dtype, i.shape, file.data(n)) for n, i in file.tensors.items()]

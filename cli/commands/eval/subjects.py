@@ -74,4 +74,4 @@ def _name(source: ModelSource, whole: bool) -> str:
 
 def _is_adapter(path: Path) -> bool:
     with gguf.open(path) as file:
-        return file.get("general.type") == "adapter"
+        return file.word("general.type") == "adapter"

@@ -80,7 +80,7 @@ def kind_of(file: GGUFFile) -> str:
         return said[:40]
     if "token_embd.weight" in file.tensors:
         return "model"
-    if file.get("general.architecture") == "controlvector":
+    if file.word("general.architecture") == "controlvector":
         return "controlvector"
     has_tokens = "tokenizer.ggml.model" in file.metadata
     return "vocabulary" if has_tokens and not file.tensors else "other"

@@ -284,7 +284,7 @@ def _cell(value: float | str | None, text: str) -> dict[str, Any]:
 def _kind(output: Path) -> str:
     try:
         with gguf.open(output) as file:
-            return "adapter" if file.get("general.type") == "adapter" else "model"
+            return "adapter" if file.word("general.type") == "adapter" else "model"
     except PyggmlError:
         return ""
 
