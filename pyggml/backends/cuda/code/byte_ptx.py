@@ -9,115 +9,78 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from pyggml.backends.cuda.code.jit import intrinsic
-from pyggml.backends.cuda.code.ptx import assemble
+from pyggml.backends.cuda.code.jit import ANY, instruction
+from pyggml.backends.cuda.code.ptx import (
+    BYTE,
+    FLOAT,
+    FOUR_WORDS,
+    LONG,
+    SHORT,
+    WORD,
+    assemble,
+    words_loader,
+    words_storer,
+)
 
-_BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
-_FLOAT, _ANY = ir.FloatType(), _BYTE.as_pointer()
+_AT, _UINT = types.int64, types.uint32
 _GLOBAL, _SHARED = 1, 3  # address spaces
 
 
-def _pure(builder: Any, text: str, result: Any, names: str, operands: Any) -> Any:
-    """Inline PTX whose result depends on its operands alone."""
-    form = ir.FunctionType(result, [o.type for o in operands])
-    call = builder.asm(form, text, names, operands, False)
+def _pure(builder: Any, text: str, names: str, *operands: Any) -> Any:
+    """Inline PTX whose result, a word, depends on its operands alone."""
+    call = assemble(builder, text, names, operands, WORD, has_effect=False)
     call.attributes.add("readnone")
     return call
 
 
-def _load_shared(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
-    """What lies at a byte of an array in shared memory, of LLVM type `to`."""
-    return builder.load(_shared_pointer(context, builder, kind, place, to))
-
-
-def _shared_pointer(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
-    array, at = place
-    start = builder.bitcast(context.make_array(kind)(context, builder, array).data, _ANY)
-    start = builder.addrspacecast(start, _BYTE.as_pointer(_SHARED))
+def _pointer(builder: Any, start: Any, at: Any, to: Any) -> Any:
+    """A pointer to LLVM type `to`, `at` bytes from the start of an array in shared memory."""
+    start = builder.bitcast(start, BYTE.as_pointer())
+    start = builder.addrspacecast(start, BYTE.as_pointer(_SHARED))
     return builder.bitcast(builder.gep(start, [at]), to.as_pointer(_SHARED))
 
 
-@intrinsic
-def shared_word(typing, shared, at):
+@instruction(_UINT, ANY, _AT)
+def shared_word(builder, shared, at):
     """The word (uint32) at byte `at` of an array in shared memory."""
-
-    def emit(context, builder, signature, arguments):
-        return _load_shared(context, builder, shared, arguments, _WORD)
-
-    return types.uint32(shared, types.int64), emit
+    return builder.load(_pointer(builder, shared, at, WORD))
 
 
-def _shared_words(n: int) -> Any:
-    @intrinsic
-    def load(typing, shared, at):
-        def emit(context, builder, signature, arguments):
-            kind = ir.VectorType(_WORD, n)
-            vector = _load_shared(context, builder, shared, arguments, kind)
-            places = (ir.Constant(_WORD, i) for i in range(n))
-            words = [builder.extract_element(vector, i) for i in places]
-            return context.make_tuple(builder, signature.return_type, words)
-
-        return types.Tuple([types.uint32] * n)(shared, types.int64), emit
-
-    return load
+@instruction(types.float32, ANY, _AT)
+def shared_float(builder, shared, i):
+    """Number i of an array of float32 in shared memory. i is not below 0, of which Numba
+    would ask each time."""
+    return builder.load(_pointer(builder, shared, builder.mul(i, ir.Constant(LONG, 4)), FLOAT))
 
 
-# The words (uint32) from byte `at` of an array in shared memory on.
-shared_pair, shared_words = _shared_words(2), _shared_words(4)
+shared_pair, shared_words = (words_loader(n, _pointer) for n in (2, 4))
+put_shared_pair, put_shared_words = (words_storer(n, _pointer) for n in (2, 4))
 
 
-def _put_shared(context: Any, builder: Any, kind: Any, arguments: Any) -> Any:
-    array, at, *words = arguments
-    vector = ir.Constant(ir.VectorType(_WORD, len(words)), ir.Undefined)
-    for i, word in enumerate(words):
-        vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
-    to = _shared_pointer(context, builder, kind, (array, at), vector.type)
-    builder.store(vector, to)
-    return context.get_dummy_value()
-
-
-@intrinsic
-def put_shared_pair(typing, shared, at, a, b):
-    """Two uint32 to the eight bytes at `at` of shared memory."""
-
-    def emit(context, builder, signature, arguments):
-        return _put_shared(context, builder, shared, arguments)
-
-    return types.void(shared, types.int64, types.uint32, types.uint32), emit
-
-
-@intrinsic
-def put_shared_words(typing, shared, at, a, b, c, d):
-    """Four uint32 to the 16 bytes at `at` of shared memory."""
-
-    def emit(context, builder, signature, arguments):
-        return _put_shared(context, builder, shared, arguments)
-
-    word = types.uint32
-    return types.void(shared, types.int64, word, word, word, word), emit
-
-
-@intrinsic
-def half_of(typing, word):
+@instruction(types.float32, _UINT)
+def half_of(builder, word):
     """The float16 in the low half of a word, as float32."""
-
-    def emit(context, builder, signature, arguments):
-        half = builder.bitcast(builder.trunc(arguments[0], _SHORT), ir.HalfType())
-        return builder.fpext(half, _FLOAT)
-
-    return types.float32(types.uint32), emit
+    return builder.fpext(builder.bitcast(builder.trunc(word, SHORT), ir.HalfType()), FLOAT)
 
 
-@intrinsic
-def count_ones(typing, word):
+@instruction(_UINT, _UINT)
+def count_ones(builder, word):
     """How many bits of a word are 1."""
+    return builder.ctpop(word)
 
-    def emit(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
 
-    return types.uint32(types.uint32), emit
+@instruction(types.int32, _UINT, _UINT, types.int32)
+def dot_bytes(builder, a, b, c):
+    """c + the sum of four products of signed bytes of the words a and b."""
+    return _pure(builder, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", a, b, c)
+
+
+@instruction(_UINT, _UINT, _UINT, _UINT)
+def pick_bytes(builder, low, high, which):
+    """Four of the bytes of two words; bits 4i to 4i + 2 of `which` say which is byte i. With bit
+    4i + 3 it is that byte's top bit eight times."""
+    return _pure(builder, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", low, high, which)
 
 
 @cache
@@ -136,19 +99,11 @@ def copier(n_bytes: int) -> Any:
 def _copies(text: str) -> Any:
     """copy(shared, to, source, at) by this PTX, to address $0 of shared memory, from $1."""
 
-    @intrinsic
-    def copy(typing, shared, to, source, at):
-        def emit(context, builder, signature, arguments):
-            to_array, to, from_array, at = arguments
-            here = _shared_pointer(context, builder, shared, (to_array, to), _BYTE)
-            start = context.make_array(source)(context, builder, from_array).data
-            there = builder.add(builder.ptrtoint(start, _LONG), at)
-            operands = [builder.ptrtoint(here, _WORD), there]
-            form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG])
-            builder.asm(form, text, "r,l,~{memory}", operands, True)
-            return context.get_dummy_value()
-
-        return types.void(shared, types.int64, source, types.int64), emit
+    @instruction(types.void, ANY, _AT, ANY, _AT)
+    def copy(builder, shared, to, source, at):
+        here = _pointer(builder, shared, to, BYTE)
+        there = builder.add(builder.ptrtoint(source, LONG), at)
+        assemble(builder, text, "r,l,~{memory}", [builder.ptrtoint(here, WORD), there])
 
     return copy
 
@@ -191,28 +146,23 @@ def group_multiplier(is_exact: bool, sixteens: int) -> Any:
     words, and two that are least. sums: of each sixteen, of even and of odd words, four."""
     make, names = _weights_of(is_exact), "=f,=f,=f,=f,r,r,r,f,f,f,f"
     every = types.UniTuple(types.float32, 8 * sixteens)
+    of = types.UniTuple(types.uint32, 8), types.UniTuple(types.float32, 4)
 
-    @intrinsic
-    def multiply(typing, shared, at, apart, words, factors, sums):
-        def emit(context, builder, signature, arguments):
-            array, at, apart, words, factors, sums = arguments
-            place = _shared_pointer(context, builder, shared, (array, at), _BYTE)
-            start, apart = builder.ptrtoint(place, _WORD), builder.trunc(apart, _WORD)
-            of, sums = cgutils.unpack_tuple(builder, factors), cgutils.unpack_tuple(builder, sums)
-            for n, word in enumerate(cgutils.unpack_tuple(builder, words)):
-                half, here = n // 4, builder.add(start, ir.Constant(_WORD, 16 * n))
-                operands = [word, of[half], of[2 + half]]
-                two = assemble(builder, make, [_WORD] * 2, operands, "=r,=r,r,f,f")
-                for first in range(4 * (n & 1), 8 * sixteens, 8):
-                    own = [here, *two, *sums[first : first + 4]]
-                    sums[first : first + 4] = assemble(
-                        builder, _MULTIPLY_SHARED, [_FLOAT] * 4, own, names
-                    )
-                    here = builder.add(here, apart)
-            return context.make_tuple(builder, signature.return_type, sums)
-
-        of = types.UniTuple(types.uint32, 8), types.UniTuple(types.float32, 4)
-        return every(shared, types.int64, types.int64, *of, every), emit
+    @instruction(every, ANY, _AT, _AT, *of, every)
+    def multiply(builder, shared, at, apart, words, factors, sums):
+        start = builder.ptrtoint(_pointer(builder, shared, at, BYTE), WORD)
+        apart = builder.trunc(apart, WORD)
+        for n, word in enumerate(words):
+            half, here = n // 4, builder.add(start, ir.Constant(WORD, 16 * n))
+            operands = [word, factors[half], factors[2 + half]]
+            two = assemble(builder, make, "=r,=r,r,f,f", operands, [WORD] * 2)
+            for first in range(4 * (n & 1), 8 * sixteens, 8):
+                own = [here, *two, *sums[first : first + 4]]
+                sums[first : first + 4] = assemble(
+                    builder, _MULTIPLY_SHARED, names, own, [FLOAT] * 4
+                )
+                here = builder.add(here, apart)
+        return sums
 
     return multiply
 
@@ -221,56 +171,16 @@ def constants_loader(name: str, words: Any) -> Any:
     """load(i): words 4i to 4i + 3 of constants, uint32 (n,), that lie in a kernel's module once, in
     the card's memory: its 64 KiB of constants give a warp one word at a time."""
 
-    @intrinsic
-    def load(typing, i):
-        def emit(context, builder, signature, arguments):
-            constants = builder.module.globals.get(name)
-            if constants is None:
-                array = ir.Constant(ir.ArrayType(_WORD, words.size), words.tolist())
-                constants = ir.GlobalVariable(builder.module, array.type, name, _GLOBAL)
-                constants.initializer, constants.global_constant = array, True
-                constants.linkage, constants.align = "internal", 16
-            four = ir.VectorType(_WORD, 4)
-            start = builder.bitcast(constants, four.as_pointer(_GLOBAL))
-            vector = builder.load(builder.gep(start, [arguments[0]]))
-            numbers = [builder.extract_element(vector, ir.Constant(_WORD, n)) for n in range(4)]
-            return context.make_tuple(builder, signature.return_type, numbers)
-
-        return types.Tuple([types.uint32] * 4)(types.int64), emit
+    @instruction(FOUR_WORDS, _AT)
+    def load(builder, i):
+        constants = builder.module.globals.get(name)
+        if constants is None:
+            array = ir.Constant(ir.ArrayType(WORD, words.size), words.tolist())
+            constants = ir.GlobalVariable(builder.module, array.type, name, _GLOBAL)
+            constants.initializer, constants.global_constant = array, True
+            constants.linkage, constants.align = "internal", 16
+        start = builder.bitcast(constants, ir.VectorType(WORD, 4).as_pointer(_GLOBAL))
+        vector = builder.load(builder.gep(start, [i]))
+        return [builder.extract_element(vector, ir.Constant(WORD, n)) for n in range(4)]
 
     return load
-
-
-@intrinsic
-def shared_float(typing, shared, i):
-    """Number i of an array of float32 in shared memory. i is not below 0, of which Numba
-    would ask each time."""
-
-    def emit(context, builder, signature, arguments):
-        array, i = arguments
-        at = builder.mul(i, ir.Constant(_LONG, 4))
-        return _load_shared(context, builder, shared, (array, at), _FLOAT)
-
-    return types.float32(shared, types.int64), emit
-
-
-@intrinsic
-def dot_bytes(typing, a, b, c):
-    """c + the sum of four products of signed bytes of the words a and b."""
-
-    def emit(context, builder, signature, arguments):
-        text = "dp4a.s32.s32 $0, $1, $2, $3;"
-        return _pure(builder, text, _WORD, "=r,r,r,r", arguments)
-
-    return types.int32(types.uint32, types.uint32, types.int32), emit
-
-
-@intrinsic
-def pick_bytes(typing, low, high, which):
-    """Four of the bytes of two words; bits 4i to 4i + 2 of `which` say which is byte i. With bit
-    4i + 3 it is that byte's top bit eight times."""
-
-    def emit(context, builder, signature, arguments):
-        return _pure(builder, "prmt.b32 $0, $1, $2, $3;", _WORD, "=r,r,r,r", arguments)
-
-    return types.uint32(types.uint32, types.uint32, types.uint32), emit

@@ -40,17 +40,11 @@ def softplus(x):
     return max(x, ZERO) + math.log1p(math.exp(-abs(x)))
 
 
+_OF_MATH = "sqrt", "log", "exp", "expm1", "sin", "cos", "tanh", "erfc"
 _FUNCTIONS = {
-    "sqrt": "math.sqrt({0})",
-    "log": "math.log({0})",
-    "exp": "math.exp({0})",
-    "expm1": "math.expm1({0})",
-    "sin": "math.sin({0})",
-    "cos": "math.cos({0})",
-    "tanh": "math.tanh({0})",
+    **{name: f"math.{name}({{0}})" for name in _OF_MATH},
     "sigmoid": "sigmoid({0})",
     "softplus": "softplus({0})",
-    "erfc": "math.erfc({0})",
     "floor": "f4(math.floor({0}))",
     "ceil": "f4(math.ceil({0}))",
     "pick": "_{0}[at + min(max(int({1}), 0), size - 1)]",  # in rows.py

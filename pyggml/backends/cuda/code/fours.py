@@ -30,6 +30,7 @@ __all__ = [
     "load_four_bf16",
     "loader",
     "put_four_bf16",
+    "start_of",
     "store_four",
     "storer",
     "sum_of_fours",
@@ -112,7 +113,7 @@ def storer(in_bf16: bool) -> Any:
 
 def vectorizable(*arrays: Any) -> bool:
     """Whether all arrays begin and end where four numbers can be moved at once."""
-    return all(a.size % 4 == 0 and _start(a) % (4 * a.dtype.itemsize) == 0 for a in arrays)
+    return all(a.size % 4 == 0 and start_of(a) % (4 * a.dtype.itemsize) == 0 for a in arrays)
 
 
 def lies_in_fours(*tensors: Tensor) -> bool:
@@ -122,6 +123,6 @@ def lies_in_fours(*tensors: Tensor) -> bool:
 
 
 @on_card
-def _start(array: Any) -> int:
+def start_of(array: Any) -> int:
     """The address; 0 of an array on the host, which stands for one that begins as it must."""
     return address(array) if hasattr(array, "__cuda_array_interface__") else 0

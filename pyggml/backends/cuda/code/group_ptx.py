@@ -12,12 +12,19 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from pyggml.backends.cuda.code.jit import intrinsic
-from pyggml.backends.cuda.code.ptx import plain, shared_address
+from pyggml.backends.cuda.code.jit import ANY, instruction
+from pyggml.backends.cuda.code.ptx import (
+    FLOAT,
+    LONG,
+    WORD,
+    assemble,
+    plain,
+    shared_address,
+    two_in,
+)
 from pyggml.backends.cuda.runtime.driver import CudaSupportError
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 
-_WORD, _LONG, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 ROW = 128  # bytes
 WIDE = 64  # numbers of a row
 _EIGHT_ROWS = 8 * ROW
@@ -42,32 +49,28 @@ def groups_multiply() -> bool:
     return True
 
 
-def _descriptor(context: Any, builder: Any, kind: Any, place: Any, n_rows: int) -> Any:
+def _descriptor(builder: Any, tile: Any, at: Any, n_rows: int) -> Any:
     """Of the factor at a byte of an array: its address, how far its 64 columns and its eight rows
     are from the next, all in 16 bytes."""
-    address = builder.lshr(shared_address(context, builder, kind, place), ir.Constant(_WORD, 4))
+    address = builder.lshr(shared_address(builder, tile, at), ir.Constant(WORD, 4))
     form = _EXCHANGED | _EIGHT_ROWS >> 4 << 32 | n_rows * ROW >> 4 << 16
-    return builder.or_(builder.zext(address, _LONG), ir.Constant(_LONG, form))
+    return builder.or_(builder.zext(address, LONG), ir.Constant(LONG, form))
 
 
-def _places(context: Any, builder: Any, kind: Any, array: Any, n: int) -> list[Any]:
+def _places(builder: Any, array: Any, n: int) -> list[Any]:
     """Pointers to the first n numbers of an array."""
-    data = context.make_array(kind)(context, builder, array).data
-    return [builder.gep(data, [ir.Constant(_LONG, i)]) for i in range(n)]
+    return [builder.gep(array, [ir.Constant(LONG, i)]) for i in range(n)]
 
 
 def _multiply(builder: Any, text: list[str], places: list[Any], more: list[Any]) -> None:
     """The numbers at these places, $0 … of the text, are added to; more: its further operands."""
     sums = [builder.load(place) for place in places]
     names = ["=f"] * len(sums) + [str(i) for i in range(len(sums))]
-    names += ["l" if one.type == _LONG else "r" for one in more] + ["~{memory}"]
-    form = ir.FunctionType(
-        ir.LiteralStructType([_FLOAT] * len(sums)), [_FLOAT] * len(sums) + [m.type for m in more]
-    )
+    names += ["l" if one.type == LONG else "r" for one in more] + ["~{memory}"]
     body = " ".join(["{ .reg .b64 a, b;", _BEGIN, *text, _END, "}"])
-    results = builder.asm(form, body, ",".join(names), [*sums, *more], True)
-    for i, place in enumerate(places):
-        builder.store(builder.extract_value(results, i), place)
+    results = assemble(builder, body, ",".join(names), [*sums, *more], [FLOAT] * len(sums))
+    for number, place in zip(results, places, strict=True):
+        builder.store(number, place)
 
 
 def _operation(n: int, first: int, left: str, adds: bool, flips: str) -> str:
@@ -80,16 +83,14 @@ def _operation(n: int, first: int, left: str, adds: bool, flips: str) -> str:
 def by_rows(n: int, depth: int, n_products: int) -> Any:
     """multiply(sums, tile, lefts, rights): each of n_products sums = A·Bᵀ, A of 64 rows and B of n,
     both of `depth` numbers, at these bytes of the tile."""
-    per_row = WIDE // 16
+    per_row, of_bytes = WIDE // 16, types.UniTuple(types.int64, n_products)
 
-    def emit(context, builder, signature, arguments):
-        (of_sums, tile, _, _), (sums, array, lefts, rights) = signature.args, arguments
+    @instruction(types.void, ANY, ANY, of_bytes, of_bytes)
+    def multiply(builder, sums, tile, lefts, rights):
         places, ends, text = [], [], []
-        for i, kind in enumerate(of_sums):
-            places += _places(context, builder, kind, builder.extract_value(sums, i), n // 2)
-            for of, rows in ((lefts, 64), (rights, n)):
-                place = array, builder.extract_value(of, i)
-                ends.append(_descriptor(context, builder, tile, place, rows))
+        for own, left, right in zip(sums, lefts, rights, strict=True):
+            places += _places(builder, own, n // 2)
+            ends += [_descriptor(builder, tile, *one) for one in ((left, 64), (right, n))]
         for k in range(depth // 16):
             for i in range(n_products):
                 at = 2 * len(places) + 2 * i
@@ -97,12 +98,6 @@ def by_rows(n: int, depth: int, n_products: int) -> Any:
                 text += [f"add.s64 {x}, ${at + j}, {beyond[j]};" for j, x in enumerate("ab")]
                 text.append(_operation(n, i * n // 2, "a", k > 0, "0, 0"))
         _multiply(builder, text, places, ends)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def multiply(typing, sums, tile, lefts, rights):
-        at = types.UniTuple(types.int64, n_products)
-        return types.void(sums, tile, at, at), emit
 
     return multiply
 
@@ -111,27 +106,17 @@ def down_rows(n: int, depth: int) -> Any:
     """multiply(sums, p, tile, right): sums += P·B, P (64, depth) as sums of another product are,
     which are rounded; B of `depth` rows of n numbers."""
 
-    def emit(context, builder, signature, arguments):
-        sums, p, array, right = arguments
-        places = _places(context, builder, signature.args[0], sums, n // 2)
-        of_p = _places(context, builder, signature.args[1], p, depth // 2)
-        numbers = [builder.load(place) for place in of_p]
-        form = ir.FunctionType(_WORD, [_FLOAT, _FLOAT])
-        words = [
-            builder.asm(form, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", numbers[i : i + 2], False)
-            for i in range(0, len(numbers), 2)
-        ]
-        end = _descriptor(context, builder, signature.args[2], (array, right), depth)
-        at, text = 2 * len(places), []
+    @instruction(types.void, ANY, ANY, ANY, types.int64)
+    def multiply(builder, sums, p, tile, right):
+        places = _places(builder, sums, n // 2)
+        numbers = [builder.load(place) for place in _places(builder, p, depth // 2)]
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        words = [two_in(builder, "bf16", *pair) for pair in pairs]
+        end, at, text = _descriptor(builder, tile, right, depth), 2 * len(places), []
         for k in range(depth // 16):
             left = ",".join(f"${at + 4 * k + i}" for i in range(4))
             text.append(f"add.s64 b, ${at + len(words)}, {k * 2 * _EIGHT_ROWS // 16};")
             text.append(_operation(n, 0, f"{{{left}}}", True, "1"))
         _multiply(builder, text, places, [*words, end])
-        return context.get_dummy_value()
-
-    @intrinsic
-    def multiply(typing, sums, p, tile, right):
-        return types.void(sums, p, tile, types.int64), emit
 
     return multiply

@@ -4,7 +4,12 @@ Under Numba's simulator, functions of this folder that have a twin in simulator.
 """
 
 from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature
 from typing import Any
+
+from numba import types
+from numba.core.cgutils import unpack_tuple
 
 from pyggml.backends.cuda.code.lowering import search_in_one_round
 from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda
@@ -27,6 +32,49 @@ def intrinsic(function: Callable) -> Any:
     from numba.cuda import extending
 
     return extending.intrinsic(function)
+
+
+ANY = None  # an argument of an instruction that is of any type
+
+
+def instruction(returns: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: kernels may call a function whose LLVM code emit(builder, *arguments) writes.
+
+    emit gets the address of an array's first number, and of a tuple a list. It returns a value, of
+    a tuple a list, of nothing None.
+
+    returns   the type of the result, in Numba's terms
+    takes     the types of the arguments, to which those given are cast, or ANY
+    """
+
+    def declare(emit: Callable[..., Any]) -> Any:
+        @wraps(emit)
+        def typing(_: Any, *kinds: Any) -> Any:
+            own = (of or kind for of, kind in zip(takes, kinds, strict=True))
+            return returns(*own), codegen
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            each = zip(signature.args, arguments, strict=True)
+            result = emit(builder, *(_emitted(context, builder, *one) for one in each))
+            if isinstance(result, list):
+                return context.make_tuple(builder, signature.return_type, result)
+            return context.get_dummy_value() if result is None else result
+
+        names = [Parameter(f"_{i}", Parameter.POSITIONAL_ONLY) for i in range(len(takes) + 1)]
+        vars(typing)["__signature__"] = Signature(names)  # else Numba asks for that of emit
+        return intrinsic(typing)
+
+    return declare
+
+
+def _emitted(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """An argument as `emit` gets it."""
+    if isinstance(kind, types.Array):
+        return context.make_array(kind)(context, builder, value).data
+    if isinstance(kind, types.BaseTuple):
+        parts = zip(kind.types, unpack_tuple(builder, value), strict=True)
+        return [_emitted(context, builder, *part) for part in parts]
+    return value
 
 
 def _store() -> Any:

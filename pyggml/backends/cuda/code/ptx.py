@@ -6,178 +6,162 @@ products take a path without tensor cores (`TENSOR_CORES` is False).
 Addresses count bytes from the start of a flat array; a load of n bytes starts at a multiple of n.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.targetconfig import ConfigStack
 
-from pyggml.backends.cuda.code.jit import device, intrinsic
+from pyggml.backends.cuda.code.jit import ANY, device, instruction
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 
 TENSOR_CORES = HAS_PTX
 
-_BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
-_FLOAT = ir.FloatType()
-_TWO_WORDS: Any = types.Tuple([types.uint32] * 2)
-_FOUR_WORDS: Any = types.Tuple([types.uint32] * 4)
+BYTE, SHORT, WORD, LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
+FLOAT = ir.FloatType()
+_AT, _UINT, _NUMBER = types.int64, types.uint32, types.float32
+FOUR_WORDS: Any = types.UniTuple(types.uint32, 4)
 
 
-def _pointer(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
-    """A pointer of LLVM type `to`; place: an array, and a byte of it."""
-    array, at = place
-    start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
-    return builder.inttoptr(builder.add(start, at), to.as_pointer())
+def _pointer(builder: Any, start: Any, at: Any, to: Any) -> Any:
+    """A pointer to LLVM type `to`, `at` bytes from `start`."""
+    return builder.inttoptr(builder.add(builder.ptrtoint(start, LONG), at), to.as_pointer())
 
 
-def shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
+def assemble(
+    builder: Any, text: str, names: str, operands: Any, returns: Any = None, has_effect: bool = True
+) -> Any:
+    """Inline PTX. returns: the LLVM type of the result, or a list of those of several."""
+    several, nothing = isinstance(returns, list), ir.VoidType()
+    kind = ir.LiteralStructType(returns) if several else returns or nothing
+    form = ir.FunctionType(kind, [o.type for o in operands])
+    result = builder.asm(form, text, names, [*operands], has_effect)
+    if several:
+        return [builder.extract_value(result, i) for i in range(len(returns))]
+    return None if kind is nothing else result
+
+
+def shared_address(builder: Any, start: Any, at: Any = None) -> Any:
     """The 32-bit address of a byte of an array in shared memory. That of the array is found
     once, and what is added to it takes no 64-bit arithmetic."""
-    array, at = place
-    start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
     convert = "{ .reg .u64 a; cvta.to.shared.u64 a, $1; cvt.u32.u64 $0, a; }"
-    form = ir.FunctionType(_WORD, [_LONG])
-    base = builder.asm(form, convert, "=r,l", [start], False)
-    return builder.add(base, builder.trunc(at, _WORD))
+    start = builder.ptrtoint(start, LONG)
+    base = assemble(builder, convert, "=r,l", [start], WORD, has_effect=False)
+    return base if at is None else builder.add(base, builder.trunc(at, WORD))
 
 
-def assemble(builder: Any, text: str, results: list, operands: list, names: str) -> list:
-    """Inline PTX with several results of one LLVM type."""
-    kind = ir.LiteralStructType(results)
-    form = ir.FunctionType(kind, [o.type for o in operands])
-    packed = builder.asm(form, text, names, operands, True)
-    return [builder.extract_value(packed, i) for i in range(len(results))]
+def _named(name: str, returns: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any]:
+    """The same decorator, of one function for several instructions."""
+
+    def declare(emit: Callable[..., Any]) -> Any:
+        emit.__name__ = name
+        return instruction(returns, *takes)(emit)
+
+    return declare
 
 
 def _of_bytes(name: str, kind: Any, result: Any, widened: Any = None) -> Any:
     """(raw, at): the number of an LLVM type at byte `at`, of which the type `result` is made."""
 
-    def load(typing, raw, at):
-        def emit(context, builder, signature, arguments):
-            x = builder.load(_pointer(context, builder, raw, arguments, kind))
-            return widened(builder, x) if widened else x
+    @_named(name, result, ANY, _AT)
+    def load(builder, raw, at):
+        x = builder.load(_pointer(builder, raw, at, kind))
+        return widened(builder, x) if widened else x
 
-        return result(raw, types.int64), emit
-
-    load.__name__ = name
-    return intrinsic(load)
+    return load
 
 
 def _to_word(builder: Any, x: Any) -> Any:
-    return builder.zext(x, _WORD)
+    return builder.zext(x, WORD)
 
 
-load_half = _of_bytes("load_half", ir.HalfType(), types.float32, lambda b, x: b.fpext(x, _FLOAT))
-load_byte = _of_bytes("load_byte", _BYTE, types.uint32, _to_word)
-load_short = _of_bytes("load_short", _SHORT, types.uint32, _to_word)
-load_word = _of_bytes("load_word", _WORD, types.uint32)
+load_half = _of_bytes("load_half", ir.HalfType(), types.float32, lambda b, x: b.fpext(x, FLOAT))
+load_byte = _of_bytes("load_byte", BYTE, types.uint32, _to_word)
+load_short = _of_bytes("load_short", SHORT, types.uint32, _to_word)
+load_word = _of_bytes("load_word", WORD, types.uint32)
 
 
-def _load_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    n = len(signature.return_type)
-    kind = ir.VectorType(_WORD, n)
-    vector = builder.load(_pointer(context, builder, signature.args[0], arguments, kind))
-    words = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(n)]
-    return context.make_tuple(builder, signature.return_type, words)
+def words_loader(n: int, pointer: Callable[..., Any]) -> Any:
+    """(array, at): n uint32 from byte `at` on. pointer: as `_pointer`, of the array's memory."""
+
+    @instruction(types.UniTuple(types.uint32, n), ANY, _AT)
+    def load(builder, raw, at):
+        vector = builder.load(pointer(builder, raw, at, ir.VectorType(WORD, n)))
+        return [builder.extract_element(vector, ir.Constant(WORD, i)) for i in range(n)]
+
+    return load
 
 
-@intrinsic
-def load_words(typing, raw, at):
-    """The 16 bytes at `at` as four uint32."""
-    return _FOUR_WORDS(raw, types.int64), _load_words
+def words_storer(n: int, pointer: Callable[..., Any]) -> Any:
+    """(array, at, …): n uint32 to byte `at` on."""
+
+    @instruction(types.void, ANY, _AT, *[types.uint32] * n)
+    def store(builder, raw, at, *words):
+        vector = ir.Constant(ir.VectorType(WORD, n), ir.Undefined)
+        for i, word in enumerate(words):
+            vector = builder.insert_element(vector, word, ir.Constant(WORD, i))
+        builder.store(vector, pointer(builder, raw, at, vector.type))
+
+    return store
 
 
-@intrinsic
-def load_pair(typing, raw, at):
-    """The 8 bytes at `at` as two uint32."""
-    return _TWO_WORDS(raw, types.int64), _load_words
+load_pair, load_words = (words_loader(n, _pointer) for n in (2, 4))
+store_pair, store_words = (words_storer(n, _pointer) for n in (2, 4))
 
 
-def _store_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    array, at, *words = arguments
-    vector = ir.Constant(ir.VectorType(_WORD, len(words)), ir.Undefined)
-    for i, word in enumerate(words):
-        vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
-    builder.store(vector, _pointer(context, builder, signature.args[0], (array, at), vector.type))
-    return context.get_dummy_value()
-
-
-@intrinsic
-def store_words(typing, raw, at, a, b, c, d):
-    """Four uint32 to the 16 bytes at `at`."""
-    return types.void(raw, types.int64, *[types.uint32] * 4), _store_words
-
-
-@intrinsic
-def store_pair(typing, raw, at, a, b):
-    """Two uint32 to the eight bytes at `at`."""
-    return types.void(raw, types.int64, *[types.uint32] * 2), _store_words
-
-
-@intrinsic
-def store_word(typing, raw, at, word):
+@instruction(types.void, ANY, _AT, _UINT)
+def store_word(builder, raw, at, word):
     """A uint32 to the four bytes at `at`."""
-
-    def emit(context, builder, signature, arguments):
-        array, at, word = arguments
-        builder.store(word, _pointer(context, builder, raw, (array, at), _WORD))
-        return context.get_dummy_value()
-
-    return types.void(raw, types.int64, types.uint32), emit
+    builder.store(word, _pointer(builder, raw, at, WORD))
 
 
-@intrinsic
-def as_float(typing, word):
+@instruction(_NUMBER, _UINT)
+def as_float(builder, word):
     """The float32 of these bits (uint32)."""
-    return types.float32(types.uint32), lambda _, b, __, words: b.bitcast(words[0], _FLOAT)
+    return builder.bitcast(word, FLOAT)
 
 
-@intrinsic
-def bits_of(typing, x):
+@instruction(_UINT, _NUMBER)
+def bits_of(builder, x):
     """The bits of a float32, as uint32."""
-    return types.uint32(types.float32), lambda _, b, __, floats: b.bitcast(floats[0], _WORD)
+    return builder.bitcast(x, WORD)
+
+
+def two_in(builder: Any, number: str, first: Any, second: Any) -> Any:
+    """Two floats rounded to such 16-bit numbers (ties to even), the first in the low bits."""
+    text = f"cvt.rn.{number}x2.f32 $0, $2, $1;"
+    return assemble(builder, text, "=r,f,f", [first, second], WORD, has_effect=False)
 
 
 def _two_of(name: str, number: str) -> Any:
-    def two(typing, first, second):
-        def emit(context, builder, signature, arguments):
-            first, second = arguments
-            form = ir.FunctionType(_WORD, [_FLOAT, _FLOAT])
-            text = f"cvt.rn.{number}x2.f32 $0, $2, $1;"
-            return builder.asm(form, text, "=r,f,f", [first, second], False)
+    @_named(name, _UINT, _NUMBER, _NUMBER)
+    def two(builder, first, second):
+        return two_in(builder, number, first, second)
 
-        return types.uint32(types.float32, types.float32), emit
-
-    two.__name__ = name
-    return intrinsic(two)
+    return two
 
 
-# two floats rounded (ties to even), as uint32: the first in the low bits
-two_bf16 = _two_of("two_bf16", "bf16")
-two_f16 = _two_of("two_f16", "f16")
+two_bf16, two_f16 = _two_of("two_bf16", "bf16"), _two_of("two_f16", "f16")
 
 
-def _of_one_float(name: str, instruction: str) -> Any:
-    def of_one_float(typing, x):
-        def emit(context, builder, signature, arguments):
-            form = ir.FunctionType(_FLOAT, [_FLOAT])
-            return builder.asm(form, f"{instruction} $0, $1;", "=f,f", [*arguments], False)
+def _of_one_float(name: str, operation: str) -> Any:
+    @_named(name, _NUMBER, _NUMBER)
+    def of_one_float(builder, x):
+        text = f"{operation}.approx.ftz.f32 $0, $1;"
+        return assemble(builder, text, "=f,f", [x], FLOAT, has_effect=False)
 
-        return types.float32(types.float32), emit
-
-    of_one_float.__name__ = name
-    return intrinsic(of_one_float)
+    return of_one_float
 
 
-power_of_two = _of_one_float("power_of_two", "ex2.approx.ftz.f32")  # to two units of the last place
-reciprocal = _of_one_float("reciprocal", "rcp.approx.ftz.f32")  # to one
-inverse_root = _of_one_float("inverse_root", "rsqrt.approx.ftz.f32")  # to two
-logarithm_of_two = _of_one_float("logarithm_of_two", "lg2.approx.ftz.f32")  # to 2⁻²² of one
+power_of_two = _of_one_float("power_of_two", "ex2")  # to two units of the last place
+reciprocal = _of_one_float("reciprocal", "rcp")  # to one
+inverse_root = _of_one_float("inverse_root", "rsqrt")  # to two
+logarithm_of_two = _of_one_float("logarithm_of_two", "lg2")  # to 2⁻²² of one
 
 
-def _add_tile_of(name: str, number: str) -> Any:
+def _add_tile_of(number: str) -> Any:
     """sums[i] += A·B of a warp: mma.sync.m16n8k16 with float32 sums (…, 4).
 
     sums[i] is four floats, a four and b two uint32 of two numbers each, laid out over the warp's
@@ -188,105 +172,69 @@ def _add_tile_of(name: str, number: str) -> Any:
     text = operation + "{$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};"
     names = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
 
-    def add(typing, sums, i, a, b0, b1):
-        def emit(context, builder, signature, arguments):
-            array, i, a, b0, b1 = arguments
-            data = context.make_array(sums)(context, builder, array).data
-            first = builder.gep(data, [builder.mul(i, ir.Constant(_LONG, 4))])
-            places = [builder.gep(first, [ir.Constant(_LONG, e)]) for e in range(4)]
-            operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1, *map(builder.load, places)]
-            results = assemble(builder, text, [_FLOAT] * 4, operands, names)
-            for number, place in zip(results, places, strict=True):
-                builder.store(number, place)
-            return context.get_dummy_value()
+    @instruction(types.void, ANY, _AT, FOUR_WORDS, _UINT, _UINT)
+    def add(builder, sums, i, a, b0, b1):
+        first = builder.gep(sums, [builder.mul(i, ir.Constant(LONG, 4))])
+        places = [builder.gep(first, [ir.Constant(LONG, e)]) for e in range(4)]
+        operands = [*a, b0, b1, *map(builder.load, places)]
+        results = assemble(builder, text, names, operands, [FLOAT] * 4)
+        for number, place in zip(results, places, strict=True):
+            builder.store(number, place)
 
-        word = types.uint32
-        return types.void(sums, types.int64, _FOUR_WORDS, word, word), emit
-
-    add.__name__ = name
-    return intrinsic(add)
+    return add
 
 
-add_tile = _add_tile_of("add_tile", "bf16")
-add_tile_of_f16 = _add_tile_of("add_tile_of_f16", "f16")
+add_tile, add_tile_of_f16 = _add_tile_of("bf16"), _add_tile_of("f16")
 
 
 def _load_matrices(suffix: str) -> tuple[Any, Any]:
     """(shared, at) and (shared, at, flip): four 8×8 matrices of 16-bit numbers. Lane l gives
     the address of row l % 8 of matrix l // 8: byte `at`, in the second the bits `flip` of the
     address turned over."""
+    text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
 
-    def emit(context, builder, signature, arguments):
-        address = shared_address(context, builder, signature.args[0], arguments[:2])
-        if len(arguments) == 3:
-            address = builder.xor(address, builder.trunc(arguments[2], _WORD))
-        text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
-        words = assemble(builder, text, [_WORD] * 4, [address], "=r,=r,=r,=r,r")
-        return context.make_tuple(builder, signature.return_type, words)
+    def load(builder, shared, at, *flip):
+        address = shared_address(builder, shared, at)
+        if flip:
+            address = builder.xor(address, builder.trunc(flip[0], WORD))
+        return assemble(builder, text, "=r,=r,=r,=r,r", [address], [WORD] * 4)
 
-    @intrinsic
-    def load(typing, shared, at):
-        return _FOUR_WORDS(shared, types.int64), emit
-
-    @intrinsic
-    def load_flipped(typing, shared, at, flip):
-        return _FOUR_WORDS(shared, types.int64, types.int64), emit
-
-    return load, load_flipped
+    plain, flipped = (instruction(FOUR_WORDS, ANY, *[_AT] * n) for n in (1, 2))
+    return plain(load), flipped(load)
 
 
 load_matrices, load_flipped_matrices = _load_matrices("")
 load_matrices_transposed, load_flipped_matrices_transposed = _load_matrices(".trans")
 
 
-@intrinsic
-def copy_16(typing, shared, to, source, at, n_bytes):
+@instruction(types.void, ANY, _AT, ANY, _AT, types.int32)
+def copy_16(builder, shared, to, source, at, n_bytes):
     """Start a copy of 16 bytes to shared memory; of them n_bytes are read, the rest are 0."""
-
-    def emit(context, builder, signature, arguments):
-        to_array, to, from_array, at, n = arguments
-        address = shared_address(context, builder, shared, (to_array, to))
-        pointer = _pointer(context, builder, source, (from_array, at), _BYTE)
-        operands = [address, builder.ptrtoint(pointer, _LONG), n]
-        form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG, _WORD])
-        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
-        builder.asm(form, text, "r,l,r", operands, True)
-        return context.get_dummy_value()
-
-    return types.void(shared, types.int64, source, types.int64, types.int32), emit
+    address = shared_address(builder, shared, to)
+    there = builder.ptrtoint(_pointer(builder, source, at, BYTE), LONG)
+    text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+    assemble(builder, text, "r,l,r", [address, there, n_bytes])
 
 
-@intrinsic
-def take_ticket(typing, tickets, at, last):
+@instruction(_UINT, ANY, _AT, _UINT)
+def take_ticket(builder, tickets, at, last):
     """tickets[at], which becomes one more, 0 after `last`. What was written before it
     is seen by all that read after it. Numba's fence would do the same, but wait longer."""
-
-    def emit(context, builder, signature, arguments):
-        array, at, last = arguments
-        place = builder.mul(at, ir.Constant(_LONG, 4))
-        pointer = _pointer(context, builder, tickets, (array, place), _WORD)
-        operands = [builder.ptrtoint(pointer, _LONG), last]
-        form = ir.FunctionType(_WORD, [_LONG, _WORD])
-        text = "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;"
-        return builder.asm(form, text, "=r,l,r,~{memory}", operands, True)
-
-    return types.uint32(tickets, types.int64, types.uint32), emit
+    pointer = _pointer(builder, tickets, builder.mul(at, ir.Constant(LONG, 4)), WORD)
+    text = "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;"
+    operands = [builder.ptrtoint(pointer, LONG), last]
+    return assemble(builder, text, "=r,l,r,~{memory}", operands, WORD)
 
 
 def plain(text: str, since: tuple[int, int] = (0, 0)) -> Any:
     """An instruction without operands; nothing on cards before the compute capability."""
 
-    @intrinsic
-    def instruction(typing):
-        def emit(context, builder, signature, arguments):
-            form = ir.FunctionType(ir.VoidType(), [])
-            if ConfigStack().top().compute_capability >= since:
-                builder.asm(form, text, "~{memory}", [], True)
-            return context.get_dummy_value()
+    @instruction(types.void)
+    def without_operands(builder):
+        if ConfigStack().top().compute_capability >= since:
+            assemble(builder, text, "~{memory}", [])
 
-        return types.void(), emit
-
-    return instruction
+    return without_operands
 
 
 commit_copies = plain("cp.async.commit_group;")

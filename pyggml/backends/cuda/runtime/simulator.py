@@ -109,7 +109,7 @@ def load_four_bf16(x, i):
     return tuple((np.uint32(x[i + k]) << np.uint32(16)).view(np.float32) for k in range(4))
 
 
-def instruction():
+def without_operands():
     """One without operands, such as one that orders what threads of a card do."""
 
 
@@ -200,51 +200,30 @@ def nothing(*_: Any) -> None:
     """There is nothing to do, or there is none."""
 
 
+_BY_THEIR_NAMES = (
+    address, shared_cell, copy_between, load_half, load_byte, load_short, load_word, as_float,
+    bits_of, power_of_two, bf16_bits, put_four_bf16, put_eight, load_four, load_four_bf16,
+    without_operands, sync_warp, warp_sum, take_ticket, block_sum, block_max,
+)  # fmt: skip
 TWINS: dict[str, Any] = {
+    **{twin.__name__: twin for twin in _BY_THEIR_NAMES},
+    **dict.fromkeys(("make_current", "free_what_is_gone", "unlock_pages", "_wait"), nothing),
+    **dict.fromkeys(("_end_stream", "_end_events", "_library"), nothing),
+    **dict.fromkeys(("_new_stream", "least_shared"), lambda: 0),
     "Event": SimulatedEvent,
-    "address": address,
-    "make_current": nothing,
-    "shared_cell": shared_cell,
-    "free_what_is_gone": nothing,
     "_sender": sender,
     "_receive": receive,
     "_driver_calls": driver_calls,
-    "lock_pages": lambda _start, _n: True,
-    "unlock_pages": nothing,
-    "copy_between": copy_between,
     "_copy": ctypes.memmove,
-    "_wait": nothing,
     "_lock_memory": lambda n_bytes: np.empty(n_bytes, np.uint8),
-    "_new_stream": lambda: 0,
-    "_end_stream": nothing,
     "_new_events": lambda: np.zeros(2, np.int64),
-    "_end_events": nothing,
-    "least_shared": lambda: 0,
+    "start_of": address,
+    "lock_pages": lambda _start, _n: True,
     "tile_rows": lambda _: 4,
     "has_clusters": lambda: False,
-    "_library": nothing,
-    "_start": address,
     "versions": lambda: ((0, 0), (0, 0)),
     "description_of": lambda _: ("simulator", (8, 0), 0),
-    "load_half": load_half,
-    "load_byte": load_byte,
-    "load_short": load_short,
-    "load_word": load_word,
-    "as_float": as_float,
-    "bits_of": bits_of,
-    "power_of_two": power_of_two,
-    "bf16_bits": bf16_bits,
-    "put_four_bf16": put_four_bf16,
     "put_eight_bf16": put_four_bf16,
-    "put_eight": put_eight,
-    "load_four": load_four,
-    "load_four_bf16": load_four_bf16,
     "store_four": put_eight,
-    "instruction": instruction,
-    "sync_warp": sync_warp,
-    "warp_sum": warp_sum,
     "warp_max": warp_sum,
-    "take_ticket": take_ticket,
-    "block_sum": block_sum,
-    "block_max": block_max,
 }
