@@ -57,7 +57,7 @@ def bytes_by_key(head_size: int, in_groups: bool) -> int:
 def keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool, in_groups: bool) -> Any:
     put_dk, put_dv, n = ptx.put_two(dk_in_bf16), ptx.put_two(dv_in_bf16), step_of(in_groups)
     copy_keys, copy_queries = (tile_copier(rows, head_size, in_groups) for rows in (BC, n))
-    _, scores, across_rows, await_copies = products_by(head_size, in_groups)
+    _, scores, add_rows, await_copies = products_by(head_size, in_groups)
     n_bytes = bytes_by_key(head_size, in_groups)
     at_v, at_q, one = 2 * BC * head_size, 4 * BC * head_size, 2 * n * head_size
     at_records = at_q + 4 * one  # behind both places of queries and of their gradients
@@ -104,8 +104,8 @@ def keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool, in_groups: b
             at = at_q + 2 * one * here
             scores(s, dp, tile, at_v, at, at + one)
             _slopes_by_key(s, dp, tile, at_records + 16 * n * here, key, n, scale)
-            across_rows(dvs, s, tile, at + one, n)
-            across_rows(dks, dp, tile, at, n)
+            add_rows(dvs, s, tile, at + one)
+            add_rows(dks, dp, tile, at)
             here = 1 - here
         ptx.await_copies()
         part = cuda.blockIdx.y * n_keys

@@ -61,13 +61,10 @@ def bytes_by_query(head_size: int, in_groups: bool) -> int:
 
 @cache
 def queries_kernel(head_size: int, dq_in_bf16: bool, in_groups: bool) -> Any:
-    put, n, n_bytes = (
-        ptx.put_two(dq_in_bf16),
-        step_of(in_groups),
-        bytes_by_query(head_size, in_groups),
-    )
+    put, n = ptx.put_two(dq_in_bf16), step_of(in_groups)
+    n_bytes = bytes_by_query(head_size, in_groups)
     copy_queries, copy_keys = (tile_copier(rows, head_size, in_groups) for rows in (BR, n))
-    two_by_row, _, across_rows, await_copies = products_by(head_size, in_groups)
+    two_by_row, _, add_rows, await_copies = products_by(head_size, in_groups)
     hold_both, at_values, half = _holder(head_size), 2 * n * head_size, 2 * BR * head_size
     at_keys = 2 * half if in_groups else 0
     of_results, of_scores, of_query = (head_size // 8, 4), (n // 8, 4), (head_size // 16, 4)
@@ -112,9 +109,9 @@ def queries_kernel(head_size: int, dq_in_bf16: bool, in_groups: bool) -> Any:
             copy_keys(tile, there, k, key + n, key_head, n_keys, n_key_heads)
             copy_keys(tile, there + at_values, v, key + n, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
-            two_by_row(s, held, dp, held_do, tile, here, here + at_values, n)
+            two_by_row(s, held, dp, held_do, tile, here, here + at_values)
             _slopes_by_query(s, dp, top, slope, starts, stops, key, n, scale)
-            across_rows(sums, dp, tile, here, n)
+            add_rows(sums, dp, tile, here)
             here = there
         ptx.await_copies()
         write_rows(dq, sums, query, n_queries, head, n_heads, head_size, put, 0)

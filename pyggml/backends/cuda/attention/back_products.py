@@ -7,10 +7,10 @@ import numpy as np
 
 from pyggml.backends.cuda.attention.fragments import (
     add_product,
-    as_left,
     clear,
     held_at,
     readers,
+    sums_adder,
 )
 from pyggml.backends.cuda.code import group_ptx, ptx
 from pyggml.backends.cuda.code.jit import device
@@ -25,65 +25,62 @@ def step_of(in_groups: bool) -> int:
 
 
 @cache
-def _products_of_groups(head_size: int) -> tuple[Any, Any, Any]:
-    """(two_by_row, scores, across_rows) of `_products` and `_key_products`; A and A' lie first in
-    the tile."""
-    n, at_too = step_of(in_groups=True), 2 * BR * head_size
-    by_rows, down_rows = group_ptx.by_rows(n, head_size, 2), group_ptx.down_rows(head_size, n)
+def _products_of_groups(head_size: int) -> tuple[Any, Any]:
+    """(two_by_row, scores) as `_products` has them; A and A' lie first in the tile."""
+    at_too = 2 * BR * head_size
+    by_rows = group_ptx.by_rows(step_of(in_groups=True), head_size, 2)
 
     @device
-    def two_by_row(s, held, dp, held_too, tile, right, right_too, _):
+    def two_by_row(s, held, dp, held_too, tile, right, right_too):
         by_rows((s, dp), tile, (0, at_too), (right, right_too))
 
     @device
     def scores(s, dp, tile, at_values, right, right_too):
         by_rows((s, dp), tile, (0, at_values), (right, right_too))
 
-    @device
-    def across_rows(sums, p, tile, right, _):
-        down_rows(sums, p, tile, right)
-
-    return two_by_row, scores, across_rows
+    return two_by_row, scores
 
 
 @cache
 def _products(head_size: int) -> tuple[Any, Any]:
-    """(two_by_row, across_rows): s = A·Bᵀ and dp = A'·B'ᵀ in turns, so that sums which wait for
-    nothing of each other follow each other, with A and A' in registers; sums += p·B."""
-    _, right, across = readers(head_size)
-    steps = head_size // 16
+    """(two_by_row, scores): s = A·Bᵀ and dp = A'·B'ᵀ in turns, so that sums which wait for nothing
+    of each other follow each other. Of the first, A and A' are in registers; of the second K and V,
+    of which a warp has 16 rows, and B and B' are queries and their gradients."""
+    (left, right, _), n = readers(head_size), step_of(in_groups=False)
 
     @device
-    def two_by_row(s, held, dp, held_too, tile, at, at_too, n):
+    def add_both(s, dp, a, a_too, tile, at, at_too, c):
+        for j in range(n // 16):
+            b, b_too = right(tile, at, 16 * j, c), right(tile, at_too, 16 * j, c)
+            add_product(s, 2 * j, a, b[0], b[1])
+            add_product(s, 2 * j + 1, a, b[2], b[3])
+            add_product(dp, 2 * j, a_too, b_too[0], b_too[1])
+            add_product(dp, 2 * j + 1, a_too, b_too[2], b_too[3])
+
+    @device
+    def two_by_row(s, held, dp, held_too, tile, at, at_too):
         clear(s, n // 8)
         clear(dp, n // 8)
-        for c in range(steps):
-            a, a_too = held_at(held, c), held_at(held_too, c)
-            for j in range(n // 16):
-                b, b_too = right(tile, at, 16 * j, c), right(tile, at_too, 16 * j, c)
-                add_product(s, 2 * j, a, b[0], b[1])
-                add_product(s, 2 * j + 1, a, b[2], b[3])
-                add_product(dp, 2 * j, a_too, b_too[0], b_too[1])
-                add_product(dp, 2 * j + 1, a_too, b_too[2], b_too[3])
+        for c in range(head_size // 16):
+            add_both(s, dp, held_at(held, c), held_at(held_too, c), tile, at, at_too, c)
 
     @device
-    def across_rows(sums, p, tile, at, n):
-        for j in range(n // 16):
-            a = as_left(p, j)
-            for c in range(steps):
-                b = across(tile, at, 16 * j, c)
-                add_product(sums, 2 * c, a, b[0], b[1])
-                add_product(sums, 2 * c + 1, a, b[2], b[3])
+    def scores(s, dp, tile, at_values, at_queries, at_gradients):
+        clear(s, n // 8)
+        clear(dp, n // 8)
+        row = 16 * (cuda.threadIdx.x >> 5)
+        for c in range(head_size // 16):
+            a, a_too = left(tile, 0, row, c), left(tile, at_values, row, c)
+            add_both(s, dp, a, a_too, tile, at_queries, at_gradients, c)
 
-    return two_by_row, across_rows
+    return two_by_row, scores
 
 
 def products_by(head_size: int, in_groups: bool) -> tuple[Any, ...]:
-    """(two_by_row, scores, across_rows), and what waits for their factors."""
-    if in_groups:
-        return *_products_of_groups(head_size), group_ptx.await_copies
-    two_by_row, across_rows = _products(head_size)
-    return two_by_row, _key_products(head_size), across_rows, ptx.await_copies
+    """(two_by_row, scores, add_rows), and what waits for their factors."""
+    two, source = (_products_of_groups, group_ptx) if in_groups else (_products, ptx)
+    add_rows = sums_adder(head_size, step_of(in_groups), in_groups)
+    return *two(head_size), add_rows, source.await_copies
 
 
 @device
@@ -95,26 +92,3 @@ def write_rows(out, sums, row, n_rows, head, n_heads, head_size, put, first):
             at += (cuda.threadIdx.x & 3) << 1
             for i in range(head_size // 8):
                 put(out, at + 8 * i, sums[i, 2 * r], sums[i, 2 * r + 1])
-
-
-@cache
-def _key_products(head_size: int) -> Any:
-    (left, right, _), n = readers(head_size), step_of(in_groups=False)
-
-    @device
-    def scores(s, dp, tile, at_values, at_queries, at_gradients):
-        """s = K·Qᵀ and dp = V·dOᵀ, of the warp's 16 keys and n queries, in turns."""
-        clear(s, n // 8)
-        clear(dp, n // 8)
-        row = 16 * (cuda.threadIdx.x >> 5)
-        for c in range(head_size // 16):
-            a, a_too = left(tile, 0, row, c), left(tile, at_values, row, c)
-            for j in range(n // 16):
-                b = right(tile, at_queries, 16 * j, c)
-                b_too = right(tile, at_gradients, 16 * j, c)
-                add_product(s, 2 * j, a, b[0], b[1])
-                add_product(s, 2 * j + 1, a, b[2], b[3])
-                add_product(dp, 2 * j, a_too, b_too[0], b_too[1])
-                add_product(dp, 2 * j + 1, a_too, b_too[2], b_too[3])
-
-    return scores

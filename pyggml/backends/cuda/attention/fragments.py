@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code import group_ptx, ptx
 from pyggml.backends.cuda.code.group_ptx import ROW
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
@@ -131,6 +131,26 @@ def _as_left_in_f16(p, i):
 
 # what the numbers of tiles are -> (add_product, as_left)
 PRODUCTS = {BF16.name: (add_product, as_left), F16.name: (_add_product_of_f16, _as_left_in_f16)}
+
+
+@cache
+def sums_adder(head_size: int, n: int, in_groups: bool, kind: str = BF16.name) -> Any:
+    """add(sums, p, tile, at): sums += P·B, P (16, n) of each warp as results lie, which are
+    rounded, B (n, D) at byte `at`; in_groups: by four warps together."""
+    if in_groups:
+        return group_ptx.down_rows(head_size, n)
+    (_, _, across), (add_product, as_left) = readers(head_size), PRODUCTS[kind]
+
+    @device
+    def add(sums, p, tile, at):
+        for j in range(n // 16):
+            a = as_left(p, j)
+            for c in range(head_size // 16):
+                b = across(tile, at, 16 * j, c)
+                add_product(sums, 2 * c, a, b[0], b[1])
+                add_product(sums, 2 * c + 1, a, b[2], b[3])
+
+    return add
 
 
 @device

@@ -31,6 +31,7 @@ from pyggml.backends.cuda.attention.fragments import (
     readers,
     rows_of_sequences,
     seen_by_rows,
+    sums_adder,
     tile_copier,
 )
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO, keys_of_query
@@ -137,8 +138,8 @@ def _softmax(keys: int, has_cap: bool) -> Any:
     return softmax
 
 
-def _products(form: _Form) -> tuple[Any, Any]:
-    """(scores, add_values) of a tile of keys, and of one of values, at a byte of shared memory."""
+def _scorer(form: _Form) -> Any:
+    """scores(s, held, tile, at): s = q·kᵀ of a tile of keys at a byte of shared memory."""
     head_size, keys, steps = form.head_size, form.keys, form.head_size // 16
     if form.in_groups:
         by_rows = group_ptx.by_rows(keys, head_size, 1)
@@ -147,13 +148,11 @@ def _products(form: _Form) -> tuple[Any, Any]:
         def scores_of_group(s, held, tile, at):
             by_rows((s,), tile, (0,), (at,))
 
-        return scores_of_group, group_ptx.down_rows(head_size, keys)
-    _, right, across = readers(head_size)
-    add_product, as_left = PRODUCTS[form.kind]
+        return scores_of_group
+    (_, right, _), (add_product, _) = readers(head_size), PRODUCTS[form.kind]
 
     @device
     def scores(s, held, tile, at):
-        """s = q·kᵀ."""
         clear(s, keys // 8)
         for c in range(steps):
             a = held_at(held, c)
@@ -162,17 +161,7 @@ def _products(form: _Form) -> tuple[Any, Any]:
                 add_product(s, 2 * j, a, b[0], b[1])
                 add_product(s, 2 * j + 1, a, b[2], b[3])
 
-    @device
-    def add_values(o, p, tile, at):
-        """o += p·v."""
-        for j in range(keys // 16):
-            a = as_left(p, j)
-            for c in range(steps):
-                b = across(tile, at, 16 * j, c)
-                add_product(o, 2 * c, a, b[0], b[1])
-                add_product(o, 2 * c + 1, a, b[2], b[3])
-
-    return scores, add_values
+    return scores
 
 
 @device
@@ -255,13 +244,13 @@ def _kernel(form: _Form) -> Any:
     head_size, n, in_groups = form.head_size, form.keys, form.in_groups
     copy_queries, copy_keys = (tile_copier(rows, head_size, in_groups) for rows in (BR, n))
     keep_queries, write, softmax = _query_keeper(form), _writer(form), _softmax(n, form.has_cap)
-    (scores, add_values), of_caches = _products(form), form.kind == F16.name
+    scores, add_values = _scorer(form), sums_adder(head_size, n, in_groups, form.kind)
     await_all_but_one = group_ptx.await_all_but_one if in_groups else ptx.await_all_but_one
     at_keys = 2 * head_size * BR if in_groups else 0
     at_values = at_keys + n * head_size * 2
     n_bytes = max(2 * head_size * BR, at_values + n * head_size * 2)
     results, of_scores, of_query = head_size // 8, (n // 8, 4), (head_size // 16, 4)
-    rows_of_tile = rows_of_sequences if of_caches else _rows_of_all
+    rows_of_tile = rows_of_sequences if (of_caches := form.kind == F16.name) else _rows_of_all
 
     @kernel
     def forward(out, lse, q, k, v, span, sinks, sizes, factors):
