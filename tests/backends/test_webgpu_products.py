@@ -16,7 +16,7 @@ from pyggml.runtime import Devices, results
 
 def product(gpu, p, a, b, before=None):
     """C of a product, whose factors lie in `a` and `b`, flat."""
-    from pyggml.backends.webgpu.ops.products import multiply, scratch_bytes
+    from pyggml.backends.webgpu.ops.products import ShaderOperands, multiply, scratch_bytes
     from pyggml.backends.webgpu.wgsl.shader import BufferRange
 
     c = np.zeros((p.m, p.n), np.float32) if before is None else before
@@ -27,7 +27,7 @@ def product(gpu, p, a, b, before=None):
         gpu.device.queue.write_buffer(buffer, 0, array.tobytes())
         kind = "u8" if array.dtype == np.uint8 else "f32"
         views.append(BufferRange(buffer, 0, array.nbytes, kind, is_written=True))
-    gpu._run(multiply(p, *views, gpu.shaders))
+    gpu._run(multiply(p, ShaderOperands(*views), gpu.shaders))
     return np.array(gpu._range(views[0].buffer, 0, c.nbytes)).view(np.float32).reshape(p.m, p.n)
 
 

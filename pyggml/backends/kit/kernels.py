@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ OfDevice = TypeVar("OfDevice")  # what scratch depends on besides the node
 SiteT = TypeVar("SiteT")
 Bound = TypeVar("Bound")
 KernelT = TypeVar("KernelT")
+Fields = ParamSpec("Fields")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +72,23 @@ class DeviceKernel(Generic[SiteT, Bound, OfDevice]):
     shared: Callable[[Tensor, OfDevice], tuple[int, str]] = nothing_shared
 
 
-class KernelTable(Generic[KernelT]):
-    """The kernels of a device by the name of their op.
+class KernelTable(Generic[Fields, KernelT]):
+    """The kernels of a device, of this kind, by the name of their op.
 
-    The modules of a package and of its rooms, and `others`, enter their own when they are imported:
-    at the first call of `kernels`.
+    The modules of a package and of its rooms, and further `packages`, enter their own when they are
+    imported, at the first call of `kernels`.
     """
 
-    def __init__(self, package: str, *packages: str) -> None:
-        self._package, self._others = package, packages
+    def __init__(self, kind: Callable[Fields, KernelT], package: str, *packages: str) -> None:
+        self._kind, self._package, self._others = kind, package, packages
         self._kernels: dict[str, KernelT] = {}
 
-    def declare(self, name: str, kernel: KernelT) -> None:
-        """Enter the kernel of the op with this name. Raises ValueError if it has one."""
+    def declare(self, name: str, *fields: Fields.args, **more: Fields.kwargs) -> None:
+        """Enter the kernel of these fields for the op with this name. Raises ValueError if it has
+        one."""
         if name in self._kernels:
             raise ValueError(f"op {name!r} has two kernels")
-        self._kernels[name] = kernel
+        self._kernels[name] = self._kind(*fields, **more)
 
     def kernels(self) -> dict[str, KernelT]:
         """All kernels by the op's name."""

@@ -37,10 +37,6 @@ def _forward(m: Match) -> Replacements:
     return {m.y: joint} if copy is None else {m.y: joint, copy: joint.saved[0]}
 
 
-def _adds_back(m: Match) -> bool:
-    return _suits(m.dx, m.a, m.d, m.a.shape[0], m.w, m.dy)
-
-
 def _backward(m: Match) -> Replacements:
     so_far = m.get("so_far")
     if so_far is None:
@@ -54,10 +50,6 @@ def _adds_thin(m: Match) -> bool:
     return m.total.is_write and is_thin and all(s.dtype is F32 for s in m.product.src)
 
 
-def _onto_sum(m: Match) -> Replacements:
-    return {m.total: over_first(OUT_PROD_ADD(m.so_far, *m.product.src))}
-
-
 _PRODUCT = """\
 plain = mul_mat(w, x)
 y = mul_mat_add(plain, b, d)
@@ -66,10 +58,16 @@ _GRADIENT = """
 thin = out_prod(a, transpose(d)) or out_prod_add(so_far, a, transpose(d))
 dx = out_prod_add(thin, w, transpose(dy))
 """
-_SUM = "product = out_prod(a, b); total = add(so_far, product)"
+ONTO_SUM = Rewrite(
+    Pattern("product = out_prod(a, b); total = add(so_far, product)"),
+    _adds_thin,
+    lambda m: {m.total: over_first(OUT_PROD_ADD(m.so_far, *m.product.src))},
+)
 JOINT_PRODUCTS = (
     Rewrite(Pattern(_PRODUCT + "copy = cpy(y)"), _adds, _forward),
     Rewrite(Pattern(_PRODUCT), _adds, _forward),
-    Rewrite(Pattern(_GRADIENT), _adds_back, _backward),
-    Rewrite(Pattern(_SUM), _adds_thin, _onto_sum),
+    Rewrite(
+        Pattern(_GRADIENT), lambda m: _suits(m.dx, m.a, m.d, m.a.shape[0], m.w, m.dy), _backward
+    ),
+    ONTO_SUM,
 )

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from pyggml.backends.cuda.attention import decode, exact, exact_back, tensor, tensor_back
 from pyggml.backends.cuda.attention.scores import WIDEST
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel
 from pyggml.backends.cuda.runtime.table import declare
-from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 
 
@@ -52,13 +51,10 @@ def _lacks(node: Tensor) -> str | None:
     return f"heads of {size} numbers, wanted {WIDEST} at most" if size > WIDEST else None
 
 
-def _bind(site: CudaSite) -> Call:
-    return _kernel(site.node, site.compute).bind(site)
-
-
-def _scratch(node: Tensor, compute: Compute) -> int:
-    return _kernel(node, compute).scratch(node, compute)
-
-
 for _name in ("flash_attn_ext", "flash_attn_back"):
-    declare(_name, CudaKernel(_bind, lacks=_lacks, scratch=_scratch))
+    declare(
+        _name,
+        lambda site: _kernel(site.node, site.compute).bind(site),
+        lacks=_lacks,
+        scratch=lambda node, compute: _kernel(node, compute).scratch(node, compute),
+    )

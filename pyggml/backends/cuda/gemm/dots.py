@@ -4,6 +4,7 @@ A lane unpacks every 32nd weight of a row (of types with blocks of 32, and of fl
 fours, every 32nd four), and multiplies them with all rows of A.
 """
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -99,10 +100,6 @@ def _takes(p: CudaProblem) -> bool:
     return p.m <= _MOST_ROWS and p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
 
 
-def _takes_few(p: CudaProblem) -> bool:
-    return p.m <= _FEW_ROWS and _takes(p)
-
-
 def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     rows = next(n for n in (1, 2, 4, 8) if n >= p.m)
     in_fours = HAS_PTX and p.b.dtype is F32 and p.k % 4 == 0 and vectorizable(o.a, o.b)
@@ -115,5 +112,5 @@ def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     )  # fmt: skip
 
 
-DOTS_OF_FEW = CudaProductPath(name="dots of few", takes=_takes_few, bind=_bind, scratch=lambda p: 0)
 DOTS = CudaProductPath(name="dots", takes=_takes, bind=_bind, scratch=lambda p: 0)
+DOTS_OF_FEW = replace(DOTS, name="dots of few", takes=lambda p: p.m <= _FEW_ROWS and _takes(p))

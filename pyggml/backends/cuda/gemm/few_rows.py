@@ -29,12 +29,7 @@ from pyggml.backends.cuda.gemm.packed_dots import (
 )
 from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.early import (
-    await_others,
-    begins_early,
-    least_shared,
-    release_others,
-)
+from pyggml.backends.cuda.runtime.early import begins_early, follow, least_shared
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.backends.cuda.weights.packed import (
@@ -269,8 +264,7 @@ def part_argument(part: FewRowsProduct, cut: Any) -> tuple[Any, ...]:
 _SOURCE = """
     first, n_rows = rows_of(part[5], number)
     BEGIN
-    await_others()
-    release_others()
+    follow()
     round_a(memory, floats, a, k, layout.a, norm)
     read_added(held, part, first, min(n_rows, part[4] - first))
     cuda.syncthreads()
@@ -320,13 +314,11 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     # In rows of A and units of a row all are alike, as k is; a gated product is alone.
     of_a = kinds[0]
     names: dict[str, Any] = {
-        "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of,
-        "await_others": await_others, "release_others": release_others,
+        "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of, "follow": follow,
+        "read_added": adds_reader(of_a.rows), "finish": finisher(of_a, has_norm),
         "round_a": digits.rounder(
             of_a.rows, of_a.unit.n_groups, has_norm, of_a.vectorized, of_a.has_halves
         ),
-        "read_added": adds_reader(of_a.rows),
-        "finish": finisher(of_a, has_norm),
     }  # fmt: skip
     for i, kind in enumerate(dict.fromkeys(kinds)):
         names |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}

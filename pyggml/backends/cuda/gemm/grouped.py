@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel, most_shared
 from pyggml.backends.cuda.code.warp import LANES
 from pyggml.backends.cuda.gemm.grouped_tile import (
@@ -32,7 +33,6 @@ from pyggml.graph.dtypes import DTYPES
 _WARPS = 8
 _SORTERS, _SORTING_WARPS = 512, 16
 _COUNTS = _SORTING_WARPS + 1
-_ZERO = np.float32(0)
 
 # Few rows of an expert let blocks share a multiprocessor; many repay what is unpacked, which each
 # tile of an expert's rows does anew. The fastest of some on an H100, then one for less memory.
@@ -104,10 +104,7 @@ def _order(places, starts, ids, n_experts, fault, number):
 def order_call(places: Any, starts: Any, ids: Any, n_experts: int, fault: Any, stream: Any) -> Call:
     """The launch of `order`."""
     cell, number = fault
-    return launch(
-        _order, n_experts, _SORTERS, stream, places, starts, ids,
-        n_experts, cell, number,
-    )  # fmt: skip
+    return launch(_order, n_experts, _SORTERS, stream, places, starts, ids, n_experts, cell, number)
 
 
 @cache
@@ -178,7 +175,7 @@ def _kernel(name: str, tile: GroupedTile, rounds: bool) -> Any:
         length, width = (k, n) if is_forward else (n, k)
         for i in range(n_sums):
             for e in range(4):
-                sums[i, e] = _ZERO
+                sums[i, e] = ZERO
         take_rows(numbers, places, start, count)
         begin, n_left, k_left = part(of_w, row_bytes, to, 0, n, k)
         copy(memory, 0, w, begin + of_thread, n_left, k_left)
@@ -223,7 +220,6 @@ def product_call(
     n_tiles = places.size // tile.rows + n_experts
     grid = -(-(n if tile.is_forward else k) // tile.columns), n_tiles
     return launch(
-        _kernel(name, tile, c.dtype != np.float32), grid, THREADS, stream, c, a, w,
-        places, starts, n, k, rows_of_a, n_experts,
-        shared_bytes=tile.n_bytes(name),
+        _kernel(name, tile, c.dtype != np.float32), grid, THREADS, stream, c, a, w, places, starts,
+        n, k, rows_of_a, n_experts, shared_bytes=tile.n_bytes(name),
     )  # fmt: skip

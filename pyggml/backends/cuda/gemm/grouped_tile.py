@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
+from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.weights.readers import eights_of, weight_of
@@ -22,7 +23,6 @@ from pyggml.sizes import round_up
 THREADS = 256
 ACROSS = 256  # weights of a row of w that are unpacked at once
 _EIGHT = 8  # numbers of a chunk of 16 bytes
-_ZERO = np.float32(0)
 
 
 class GroupedTile(NamedTuple):
@@ -139,7 +139,7 @@ def unpacker(name: str, tile: GroupedTile) -> Any:
                 eights(to, 0, memory, at + skew, np.int64(piece * _EIGHT))
             else:
                 for group in range(0, at_once, GROUP):
-                    _put(to, group, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO)
+                    _put(to, group, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO)
 
     return unpack
 

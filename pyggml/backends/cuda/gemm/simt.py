@@ -122,9 +122,8 @@ def _bind(p: CudaProblem, o: CudaOperands) -> Call:
     grid = (*tiles, min(p.batches[0] * p.batches[1], _MOST_BLOCKS))
     b = o.b if p.b.dtype is F32 else o.b.view(np.uint8)
     return launch(
-        run, grid, (SIDE, SIDE), o.stream, o.c, o.a, b, (p.m, p.n, p.k), p.batches,
-        (*p.a.repeats, *p.b.repeats), p.a.steps, p.b.steps,
-        o.accumulate,
+        run, grid, (SIDE, SIDE), o.stream, o.c, o.a, b, (p.m, p.n, p.k), p.batches, (*p.a.repeats,
+        *p.b.repeats), p.a.steps, p.b.steps, o.accumulate,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ are copied to shared memory two steps ahead, in three places. The 16-byte chunks
 exchanged by the row's number, so that eight rows of a column lie in different banks.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.gemm import slices
-from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
+from pyggml.backends.cuda.gemm.problem import CudaProblem, CudaProductPath
 from pyggml.backends.cuda.gemm.slices import Form
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launch
@@ -153,10 +153,7 @@ def _takes(p: CudaProblem) -> bool:
     return ptx.TENSOR_CORES and p.rounds and lies_well
 
 
-def _bind(p: CudaProblem, o: CudaOperands) -> Call:
-    return slices.bind(p, o, _multiply)
-
-
 TENSOR = CudaProductPath(
-    name="tensor", takes=_takes, bind=_bind, scratch=slices.scratch, shares=True
-)
+    name="tensor", takes=_takes, bind=partial(slices.bind, multiply=_multiply),
+    scratch=slices.scratch, shares=True,
+)  # fmt: skip

@@ -5,7 +5,7 @@ import numpy as np
 from pyggml.backends.cuda.code.formulas import device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -66,5 +66,5 @@ def _bind_noise(site: CudaSite) -> Call:
     return per_element(_noise, jobs, site.stream, site.out, *site.src, stream, n, quarter)
 
 
-declare("dropout", CudaKernel(_bind_dropout))
-declare("uniform_noise", CudaKernel(_bind_noise))
+declare("dropout", _bind_dropout)
+declare("uniform_noise", _bind_noise)

@@ -4,7 +4,7 @@ A thread takes four neighbours at a time where all arrays can be moved so; then 
 BF16 (rewrites/narrow.py).
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from pyggml.backends.cuda.code.formulas import device_formula, lanes_of
 from pyggml.backends.cuda.code.fours import loader, storer, vectorizable
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
@@ -98,24 +98,20 @@ def _repeating(formula: Formula, site: CudaSite) -> Call:
     return per_element(write_tiles, *run, large, small)
 
 
-def elementwise(formula: Formula) -> CudaKernel:
+def _elementwise(formula: Formula, site: CudaSite) -> Call:
     """y_i = formula(a_i, b_i, …; settings); the second of two sources may be smaller than y."""
-
-    def bind(site: CudaSite) -> Call:
-        arrays, n = (site.out, *site.src), site.node.n_elements
-        if any(s.n_elements != n for s in site.node.src):
-            return _repeating(formula, site)
-        in_bf16 = tuple(a.dtype == BF16.numpy for a in arrays)
-        single, fours = _kernels(formula, in_bf16)
-        settings = tuple(np.float32(site.node.params[name]) for name in formula.settings)
-        if vectorizable(*arrays):
-            return per_element(fours, n // 4, site.stream, *arrays, settings)
-        assert not any(in_bf16)
-        return per_element(single, n, site.stream, *arrays, settings)
-
-    return CudaKernel(bind)
+    arrays, n = (site.out, *site.src), site.node.n_elements
+    if any(s.n_elements != n for s in site.node.src):
+        return _repeating(formula, site)
+    in_bf16 = tuple(a.dtype == BF16.numpy for a in arrays)
+    single, fours = _kernels(formula, in_bf16)
+    settings = tuple(np.float32(site.node.params[name]) for name in formula.settings)
+    if vectorizable(*arrays):
+        return per_element(fours, n // 4, site.stream, *arrays, settings)
+    assert not any(in_bf16)
+    return per_element(single, n, site.stream, *arrays, settings)
 
 
 for _op in OPS.values():
     if _op.formula is not None and not _op.formula.of_rows:
-        declare(_op.name, elementwise(_op.formula))
+        declare(_op.name, partial(_elementwise, _op.formula))

@@ -11,7 +11,7 @@ from pyggml.backends.cuda.code.axes import sizes, steps_of
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element, per_result
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -150,11 +150,11 @@ def _windows(run: Any, site: CudaSite, is_back: bool) -> Call:
     return per_result(run, site, cols.shape, size, x.shape, _geometry(site))
 
 
-declare("conv_2d_direct", CudaKernel(partial(_bind_conv, _conv, y=0, w=1, x=2)))
-declare("conv_transpose_2d", CudaKernel(partial(_bind_conv, _conv_back_x, y=2, w=1, x=0)))
-declare("conv_2d_back_w", CudaKernel(partial(_bind_conv, _conv_back_w, y=1, w=0, x=2)))
-declare("im2col", CudaKernel(partial(_windows, _im2col, is_back=False)))
-declare("im2col_back", CudaKernel(partial(_windows, _im2col_back, is_back=True)))
+declare("conv_2d_direct", partial(_bind_conv, _conv, y=0, w=1, x=2))
+declare("conv_transpose_2d", partial(_bind_conv, _conv_back_x, y=2, w=1, x=0))
+declare("conv_2d_back_w", partial(_bind_conv, _conv_back_w, y=1, w=0, x=2))
+declare("im2col", partial(_windows, _im2col, is_back=False))
+declare("im2col_back", partial(_windows, _im2col_back, is_back=True))
 
 
 # -- pools of maxima and their gradient -----------------------------------------------------------
@@ -195,8 +195,7 @@ def _bind_pool(site: CudaSite) -> Call:
     p, (x,) = site.node.params, site.node.src
     return per_element(
         _pool_max, site.out.size, site.stream, site.out, site.saved[0], site.src[0],
-        tuple(p["size"]), tuple(p["stride"]), tuple(p["padding"]),
-        site.node.shape[2:], x.shape[2:],
+        tuple(p["size"]), tuple(p["stride"]), tuple(p["padding"]), site.node.shape[2:], x.shape[2:],
     )  # fmt: skip
 
 
@@ -210,8 +209,8 @@ def _bind_back(site: CudaSite) -> Call:
     )  # fmt: skip
 
 
-declare("pool_max", CudaKernel(_bind_pool))
-declare("pool_max_back", CudaKernel(_bind_back))
+declare("pool_max", _bind_pool)
+declare("pool_max_back", _bind_back)
 
 
 # -- padding, rolling, resizing and mean pools ----------------------------------------------------
@@ -250,8 +249,7 @@ def _bind(site: CudaSite, axes: list[Axis], source: Shape) -> Call:
     x_steps = steps_of(tuple(prod(source[i + 1 :]) for i in range(len(source))))
     return per_result(
         _resample, site, site.constant(np.concatenate(indices)),
-        site.constant(np.concatenate(weights)), firsts, taps,
-        sizes(site.node.shape), x_steps,
+        site.constant(np.concatenate(weights)), firsts, taps, sizes(site.node.shape), x_steps,
     )  # fmt: skip
 
 
@@ -268,8 +266,8 @@ def _backward(name: str, site: CudaSite) -> Call:
 
 
 for _name in ("pad", "pad_reflect_1d", "roll", "upscale", "pool_avg"):
-    declare(_name, CudaKernel(partial(_forward, _name)))
-    declare(f"{_name}_back", CudaKernel(partial(_backward, _name)))
+    declare(_name, partial(_forward, _name))
+    declare(f"{_name}_back", partial(_backward, _name))
 
 
 # -- number ranges, and sines and cosines of time steps -------------------------------------------
@@ -305,5 +303,5 @@ def _bind_timestep(site: CudaSite) -> Call:
     return per_result(_timestep, site, frequencies, dim)
 
 
-declare("arange", CudaKernel(_bind_arange))
-declare("timestep_embedding", CudaKernel(_bind_timestep))
+declare("arange", _bind_arange)
+declare("timestep_embedding", _bind_timestep)

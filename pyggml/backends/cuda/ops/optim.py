@@ -11,7 +11,7 @@ from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, ro
 from pyggml.backends.cuda.code.formulas import NAMES, ONE, ZERO, device_formula
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula, formula
@@ -170,11 +170,7 @@ def _step(run: Any, site: CudaSite) -> Call:
     return per_element(run, site.out.size, site.stream, site.out, p, tuple(sources))
 
 
-def _clip_scratch(node, compute):
-    return 8 * -(-node.src[0].n_elements // _PIECE)
-
-
-declare("opt_step_adamw_8bit", CudaKernel(_bind_8bit))
-declare("clip_norm", CudaKernel(_clip_norm, scratch=_clip_scratch))
+declare("opt_step_adamw_8bit", _bind_8bit)
+declare("clip_norm", _clip_norm, scratch=lambda node, _: 8 * -(-node.src[0].n_elements // _PIECE))
 for _name, _of in STEPS.items():
-    declare(_name, CudaKernel(partial(_step, _steps_by(number_step(_of)))))
+    declare(_name, partial(_step, _steps_by(number_step(_of))))

@@ -14,7 +14,7 @@ from pyggml.backends.cuda.ops.dropout import philox
 from pyggml.backends.cuda.ops.layout.copies import bf16_to_float
 from pyggml.backends.cuda.ops.optim import bind_8_bits, number_step, steps_by_8_bits
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -83,7 +83,7 @@ def _bind_8bit(site: CudaSite) -> Call:
 
 _TYPES = {BF16: (bf16_to_float, _to_bf16), F16: (_of_f16, _to_f16)}
 _BY_8_BITS = {kind: steps_by_8_bits(*of_kind) for kind, of_kind in _TYPES.items()}
-declare("opt_step_adamw_8bit_half", CudaKernel(_bind_8bit))
+declare("opt_step_adamw_8bit_half", _bind_8bit)
 for _name, _of in STEPS.items():
     _kernels = {kind: _steps_by(number_step(_of), *of_kind) for kind, of_kind in _TYPES.items()}
-    declare(f"{_name}_half", CudaKernel(partial(_bind_step, _kernels)))
+    declare(f"{_name}_half", partial(_bind_step, _kernels))

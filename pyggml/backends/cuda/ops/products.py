@@ -12,9 +12,10 @@ import numpy as np
 from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, Factor, path_of
 from pyggml.backends.cuda.ops.layout.copies import copy_of
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
+from pyggml.backends.kit.kernels import nothing_shared
 from pyggml.backends.kit.products import sides_of
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
@@ -68,7 +69,7 @@ def _packing_of(node: Tensor, compute: Compute) -> tuple[int, str]:
     return (2 * p.m * p.k, "bf16") if shares else (0, "")
 
 
-def _product(site: CudaSite, accumulate: bool, factor: float = 1.0) -> Call:
+def _product(site: CudaSite, accumulate: bool = False, factor: float = 1.0) -> Call:
     p = problem_of(site.node, site.compute)
     b, a = site.src[-2:]
     o = CudaOperands(
@@ -76,14 +77,6 @@ def _product(site: CudaSite, accumulate: bool, factor: float = 1.0) -> Call:
         site.shared is not None and not site.fills_shared, factor,
     )  # fmt: skip
     return path_of(p).bind(p, o)
-
-
-def _bind(site: CudaSite) -> Call:
-    return _product(site, accumulate=False)
-
-
-def _bind_added(site: CudaSite) -> Call:
-    return adding(site, _product(site, accumulate=True))
 
 
 def adding(site: CudaSite, product: Call) -> Call:
@@ -107,8 +100,7 @@ def _scales(m: Match, compute: Compute) -> bool:
 
 def _bind_scaled(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     product, scaled = sites
-    at_once = replace(product, out=scaled.out)
-    return _product(at_once, accumulate=False, factor=scaled.node.params["s"])
+    return _product(replace(product, out=scaled.out), factor=scaled.node.params["s"])
 
 
 def _scaled_product(rng: np.random.Generator) -> Graph:
@@ -121,10 +113,13 @@ def _scaled_gradient(rng: np.random.Generator) -> Graph:
     return Graph.of(add(dw, drawn(rng, 5, 7)))
 
 
-for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
-    declare(_name, CudaKernel(_run, lacks=_lacks, scratch=_scratch, shared=_packing_of))
-for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
-    declare(_name, CudaKernel(_run, lacks=_lacks, scratch=_scratch))
+def _added(site: CudaSite) -> Call:
+    return adding(site, _product(site, accumulate=True))
+
+
+for _name, _shared in (("mul_mat", _packing_of), ("out_prod", nothing_shared)):
+    declare(_name, _product, lacks=_lacks, scratch=_scratch, shared=_shared)
+    declare(f"{_name}_add", _added, lacks=_lacks, scratch=_scratch, shared=_shared)
 PRODUCT_SCALED = Fusion(
     near("product = mul_mat(b, a); scaled = scale(product)"),
     _scales, _bind_scaled, _scaled_product, scratch=_scratch, shared=_packing_of,

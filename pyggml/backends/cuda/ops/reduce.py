@@ -9,7 +9,7 @@ from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import HALF, ZERO
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -84,7 +84,7 @@ def _bind_count(site: CudaSite) -> Call:
     return per_row(_count_equal, 1, a.size, site.stream, site.out, a, b, weights)
 
 
-declare("sum", CudaKernel(_sum, scratch=lambda node, compute: 8 * _n_pieces(node.src[0])))
-declare("cumsum", CudaKernel(partial(_running, False)))
-declare("cumsum_back", CudaKernel(partial(_running, True)))
-declare("count_equal", CudaKernel(_bind_count))
+declare("sum", _sum, scratch=lambda node, compute: 8 * _n_pieces(node.src[0]))
+declare("cumsum", partial(_running, False))
+declare("cumsum_back", partial(_running, True))
+declare("count_equal", _bind_count)

@@ -18,7 +18,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.gemm import CudaOperands, CudaProblem, path_of
 from pyggml.backends.cuda.ops.layout.rows import no_such_row
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import half_of, part_of
@@ -190,7 +190,7 @@ def _lacks(node: Tensor) -> str | None:
     return None if wide is None else f"slopes of {wide.dtype}"
 
 
-declare("rescale", CudaKernel(_bind_rescale))
-declare("rescale_back", CudaKernel(_bind_back))
-declare("rescale_back_rows", CudaKernel(_bind_rows))
-declare("rescale_back_out_prod", CudaKernel(_bind_product, _lacks, _scratch))
+declare("rescale", _bind_rescale)
+declare("rescale_back", _bind_back)
+declare("rescale_back_rows", _bind_rows)
+declare("rescale_back_out_prod", _bind_product, _lacks, _scratch)

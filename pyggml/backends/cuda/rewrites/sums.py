@@ -42,13 +42,11 @@ def _is_plain(m: Match) -> bool:
     return alike and not m.total.is_write and m.x.is_contiguous
 
 
-def _rows_to_it(m: Match) -> Replacements:
-    return {m.total: GET_ROWS_BACK_ADD(m.x, *m.back.src, **m.back.params)}
-
-
 # The gradient of an embedding that serves as the output matrix too.
 SUM_OF_ROWS = Rewrite(
-    Pattern("back = get_rows_back(dy, ids); total = add(x, back)"), _is_plain, _rows_to_it
+    Pattern("back = get_rows_back(dy, ids); total = add(x, back)"),
+    _is_plain,
+    lambda m: {m.total: GET_ROWS_BACK_ADD(m.x, *m.back.src, **m.back.params)},
 )
 SUM = Rewrite(
     Pattern("""

@@ -9,7 +9,6 @@ steps wait that could run together; hence `CudaBackend.room`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from pyggml.backends.cuda.runtime.driver import address
@@ -22,11 +21,8 @@ from pyggml.graph.call import Call
 
 def side_by_side(calls: Sequence[BoundCall]) -> tuple[list[Call], Callable[[], Waits]]:
     """The steps of all calls; and what tells, for each, the earlier ones that it waits for."""
-    return [step for call in calls for step in steps(call)], partial(_waits, calls)
-
-
-def _waits(calls: Iterable[BoundCall]) -> Waits:
-    return waits(_accesses(calls))
+    every = [step for call in calls for step in steps(call)]
+    return every, lambda: waits(_accesses(calls))
 
 
 def _accesses(calls: Iterable[BoundCall]) -> Iterator[StepAccess]:

@@ -56,19 +56,15 @@ def begins_early(run: Any, reads: Reads) -> Any:
 
 @device
 def follow():
-    """Await others and release others at once: what a kernel begins with that reads nothing before,
-    so that its blocks are placed while the last ones before it end."""
+    """Await others and release others at once. So begins a kernel that reads nothing before, and
+    its blocks are placed while the last ones before it end."""
     await_others()
     release_others()
 
 
 def follower(run: Any) -> Any:
     """The kernel, noted as one that begins with `follow`."""
-    return begins_early(run, _nothing)
-
-
-def _nothing(_arguments: tuple[Any, ...]) -> Iterable[Any]:
-    return ()
+    return begins_early(run, lambda arguments: ())
 
 
 @cache

@@ -3,7 +3,5 @@
 from pyggml.backends.cuda.runtime.kernel import CudaKernel
 from pyggml.backends.kit.kernels import KernelTable
 
-_TABLE: KernelTable[CudaKernel] = KernelTable(
-    "pyggml.backends.cuda.ops", "pyggml.backends.cuda.attention"
-)
+_TABLE = KernelTable(CudaKernel, "pyggml.backends.cuda.ops", "pyggml.backends.cuda.attention")
 declare, kernels = _TABLE.declare, _TABLE.kernels

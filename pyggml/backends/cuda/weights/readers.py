@@ -293,18 +293,10 @@ def with_named_numbers(source: str) -> tuple[str, dict[str, Any]]:
 def _compile(source: ReaderSource, name: str, function: str, **scope: Any) -> Any:
     """The device function of this name in a source for the weights of a type."""
     scope |= {f"table{i}": table.rows.view(np.uint8) for i, table in enumerate(source.tables)}
-    scope |= {
-        "load_byte": ptx.load_byte,
-        "load_half": ptx.load_half,
-        "load_short": ptx.load_short,
-        "load_word": ptx.load_word,
-        "as_float": ptx.as_float,
-        "byte_of": byte_of,
-        "half_e8m0": half_e8m0,
-        "half_of": half_of,
-    }
     text, numbers = with_named_numbers(source.text)
-    scope |= numbers
+    instructions = ("load_byte", "load_half", "load_short", "load_word", "as_float")
+    scope |= {**numbers, **{word: getattr(ptx, word) for word in instructions}}
+    scope |= {"byte_of": byte_of, "half_e8m0": half_e8m0, "half_of": half_of}
     exec(compile(text, f"<{function} of {name}>", "exec"), scope)
     return device(scope[function])
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.code.fours import load_four, put_four_bf16, vectorizable
+from pyggml.backends.cuda.code.fours import load_four, put_four_bf16, start_of, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_eight, put_eight_bf16
 from pyggml.backends.cuda.runtime.driver import address, cuda
@@ -132,7 +132,7 @@ def _step_of(out: Any, raw: Any, dtype: DType, gap: int) -> tuple[Any, int]:
     """(the step that unpacks raw, how many it takes)."""
     n = raw.size // dtype.block_bytes * dtype.block
     kind = dtype.name, dtype.block, dtype.block_bytes, out.dtype != np.float32
-    if dtype.block > 1 and gap % 8 == 0 and _is_aligned(out, 16):
+    if dtype.block > 1 and gap % 8 == 0 and start_of(out) % 16 == 0:
         return _eights_step(*kind), n // dtype.block * _PIECES
     return _one_step(*kind), n
 
@@ -206,7 +206,7 @@ def _round(out, x):
 
 
 @kernel
-def _round_fours(out, x):
+def round_fours(out, x):
     for i in range(cuda.grid(1), x.size // 4, cuda.gridsize(1)):
         a, b, c, d = load_four(x, 4 * i)
         put_four_bf16(out, 4 * i, a, b, c, d)
@@ -215,7 +215,7 @@ def _round_fours(out, x):
 def round_to_bfloat16(out: Any, x: Any, stream: Any) -> Call:
     """A call that rounds float32 x to bfloat16 in out (uint16)."""
     if vectorizable(out, x):
-        return per_element(_round_fours, x.size // 4, stream, out, x)
+        return per_element(round_fours, x.size // 4, stream, out, x)
     return per_element(_round, x.size, stream, out, x)
 
 
@@ -228,9 +228,3 @@ def _round_to_halves(out, x):
 def round_to_float16(out: Any, x: Any, stream: Any) -> Call:
     """A call that rounds float32 x to float16 in out; what is larger becomes the largest."""
     return per_element(_round_to_halves, x.size, stream, out, x)
-
-
-def _is_aligned(array: Any, n_bytes: int) -> bool:
-    """Whether it begins at a multiple of n_bytes; a host's array stands for one that does."""
-    interface = getattr(array, "__cuda_array_interface__", None)
-    return interface is None or interface["data"][0] % n_bytes == 0

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.attention_tiles import (
     BLOCK_COLUMNS,
@@ -35,7 +35,7 @@ from pyggml.backends.webgpu.wgsl.attention_tiles import (
     sums_of,
 )
 from pyggml.backends.webgpu.wgsl.formulas import CAPPED
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, whole
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.attention.positions import score_tables
@@ -117,13 +117,10 @@ def _key_columns(size: str) -> str:
 
 
 _DELTAS = """
-    let e = group * 256u + me;
-    if (e < H * T) {
-        let start = ((e % T) * H + e / T) * DV;
-        var total = 0.0;
-        for (var c = 0u; c < DV; c++) { total += do_at(start + c) * o_at(start + c); }
-        put_delta(e, total);
-    }
+    let start = ((i % T) * H + i / T) * DV;
+    var total = 0.0;
+    for (var c = 0u; c < DV; c++) { total += do_at(start + c) * o_at(start + c); }
+    put_delta(i, total);
 """
 
 
@@ -345,12 +342,9 @@ def _delta_bytes(node: Tensor) -> int:
 
 
 _SUM = """
-    let i = group * 256u + me;
-    if (i < N) {
-        var sum = x_at(i);
-        for (var p = 1u; p < PARTS; p++) { sum += x_at(p * N + i); }
-        put_y(i, sum);
-    }
+    var sum = x_at(i);
+    for (var p = 1u; p < PARTS; p++) { sum += x_at(p * COUNT + i); }
+    put_y(i, sum);
 """
 
 
@@ -365,8 +359,7 @@ def _in_parts(
         parts[name] = replace(site.scratch, start=start, n_bytes=n_parts * y.n_bytes)
         start += n_parts * y.n_bytes
         n, views = y.n_bytes // y.size, {"y": y, "x": replace(parts[name], is_written=False)}
-        constants = {"N": n, "PARTS": n_parts}
-        sums.append(site.shaders.dispatch(_SUM, views, per_element(n), constants))
+        sums.append(site.shaders.each(_SUM, n, views, {"PARTS": n_parts}))
     return parts, sums
 
 
@@ -386,7 +379,7 @@ def _backward(site: ShaderSite) -> Sequence[Dispatch]:
     dqs, sum_of_queries = _in_parts(site, parts[0], {"dq": site.out})
     dks, sums_of_keys = _in_parts(site, parts[1], {"dk": dk, "dv": dv})
     return [
-        dispatch(_DELTAS, of_delta, per_element(t * h), constants),
+        site.shaders.each(_DELTAS, t * h, of_delta, constants),
         _tiles(site, _queries_source(bands[0]), {**heads, **dqs}, arrays, t, h, parts[0]),
         *sum_of_queries,
         _tiles(site, _keys_source(*bands), {**heads, **dks}, arrays, s, hk, parts[1]),
@@ -405,5 +398,5 @@ def _lacks(node: Tensor) -> str | None:
     return f"heads of {size} numbers, wanted {_WIDEST} at most" if size > _WIDEST else None
 
 
-declare("flash_attn_ext", ShaderKernel(_forward, lacks=_lacks, mixed=(1, 2)))
-declare("flash_attn_back", ShaderKernel(_backward, lacks=_lacks, scratch=_scratch))
+declare("flash_attn_ext", _forward, lacks=_lacks, mixed=(1, 2))
+declare("flash_attn_back", _backward, lacks=_lacks, scratch=_scratch)

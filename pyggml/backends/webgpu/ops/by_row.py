@@ -1,9 +1,9 @@
 """Ops whose formulas have reductions, such as norms: a workgroup for each row."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import FUNCTIONS, WGSL
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, whole
@@ -95,15 +95,12 @@ def rows_dispatch(
     return site.shaders.dispatch(_text(of), views, n_rows, constants)
 
 
-def _by_row(of: Formula) -> ShaderKernel:
-    def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        x = site.node.src[of.sources.index(of.along[0])]
-        n = x.shape[-1] if x.shape else 1
-        return [rows_dispatch(of, site, [site.out], site.src, n)]
-
-    return ShaderKernel(bind)
+def _by_row(of: Formula, site: ShaderSite) -> Sequence[Dispatch]:
+    x = site.node.src[of.sources.index(of.along[0])]
+    n = x.shape[-1] if x.shape else 1
+    return [rows_dispatch(of, site, [site.out], site.src, n)]
 
 
 for _op in OPS.values():
     if _op.formula is not None and _op.formula.of_rows:
-        declare(_op.name, _by_row(_op.formula))
+        declare(_op.name, partial(_by_row, _op.formula))

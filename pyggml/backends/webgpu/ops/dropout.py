@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import statements_of
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import Dispatch
 from pyggml.ops.arithmetic.dropout import KEEP, NOISY, quarters, share_kept
 
 TIMES = """
@@ -30,45 +30,35 @@ fn philox(column: u32, row: u32) -> vec4<u32> {  // Philox4x32-10
 }
 """
 # A thread draws the words of one column of all four quarters of a row.
-_DRAWN = (
-    TIMES
-    + PHILOX
-    + whole(
-        """
-    let i = group * 256u + me;
-    if (i < JOBS) {
-        let row = i / QUARTER;
-        let words = philox(i % QUARTER, row);
-        for (var w = 0u; w < 4u; w++) {
-            let j = w * QUARTER + i % QUARTER;
-            if (j < N) {
-                let at = row * N + j;
-                let word = words[w];
-                NUMBER
-                put_y(at, y);
-            }
+_DRAWN = """
+    let row = i / QUARTER;
+    let words = philox(i % QUARTER, row);
+    for (var w = 0u; w < 4u; w++) {
+        let j = w * QUARTER + i % QUARTER;
+        if (j < N) {
+            let at = row * N + j;
+            let word = words[w];
+            NUMBER
+            put_y(at, y);
         }
     }
 """
-    )
-)
 _DROPPED = _DRAWN.replace("NUMBER", statements_of(KEEP, {"x": "x_at(at)"}))
 _NOISE = {"x": "x_at(at)", "size": "size_at(row)", "bits": "f32(word >> 8u)"}
 _NOISY = _DRAWN.replace("NUMBER", statements_of(NOISY, _NOISE))
 
 
-def _draw(site: ShaderSite, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
+def _draw(site: ShaderSite, body: str, names: str, **more: float) -> Sequence[Dispatch]:
     n, quarter, jobs = quarters(site.node)
-    constants = {"JOBS": jobs, "N": n, "QUARTER": quarter, "STREAM": site.node.params["stream"]}
-    views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
-    return [site.shaders.dispatch(body, views, per_element(jobs), constants | more)]
+    constants = {"N": n, "QUARTER": quarter, "STREAM": site.node.params["stream"]}
+    return site.each(body, names, constants | more, jobs, TIMES + PHILOX)
 
 
 def _dropout(site: ShaderSite) -> Sequence[Dispatch]:
     least, grown = share_kept(site.node.params["p"])
     settings = {"p_least": min(least, (1 << 32) - 1), "p_grown": grown}
-    return _draw(site, _DROPPED, ("x", "draw"), **settings)
+    return _draw(site, _DROPPED, "x draw", **settings)
 
 
-declare("dropout", ShaderKernel(_dropout))
-declare("uniform_noise", ShaderKernel(lambda site: _draw(site, _NOISY, ("x", "size", "draw"))))
+declare("dropout", _dropout)
+declare("uniform_noise", lambda site: _draw(site, _NOISY, "x size draw"))

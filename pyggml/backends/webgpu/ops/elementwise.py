@@ -3,13 +3,14 @@
 A shader names the sources' numbers a, b and c, and the op's parameters p_NAME.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from math import prod
 
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import FUNCTIONS, statements_of
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import Dispatch
 from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import MAX_AXES, Tensor
@@ -18,39 +19,27 @@ from pyggml.ops.activation.glu import SWIGLU_GRADIENTS
 from pyggml.ops.formulas import repeat
 
 _NAMES = "abc"
-_BODY = """
-    let i = group * 256u + me;
-    if (i < N) {{
-        {loads}
-        {statements}
-        {puts}
-    }}
-"""
 _REPEATED = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
 
 
-def _apply(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
+def _apply(of: Formula, site: ShaderSite) -> Sequence[Dispatch]:
     """y_i by a formula of up to three sources, the last of which is repeated; further results of
     the formula are the node's saved ones."""
     statements = statements_of(of, dict(zip(of.sources, _NAMES, strict=False)))
-
-    def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        n, names = site.node.n_elements, _NAMES[: len(site.src)]
-        indices = dict.fromkeys(names, "i")
-        settings = {k: v for k, v in site.node.params.items() if isinstance(v, int | float)}
-        constants = {"N": n, **{f"p_{k}": float(v) for k, v in settings.items()}}
-        if site.node.src[-1].n_elements != n:
-            indices[names[-1]] = _REPEATED
-            constants |= _repeats(site.node)
-        loads = " ".join(f"let {name} = {name}s_at({at});" for name, at in indices.items())
-        views = {f"y{i or ''}": y for i, y in enumerate((site.out, *site.saved))}
-        puts = " ".join(f"put_{y}(i, {y});" for y in views)
-        for name, v, t in zip(names, site.src, site.node.src, strict=True):
-            views[f"{name}s"] = numbers(v, t.dtype)
-        body = FUNCTIONS + whole(_BODY.format(loads=loads, statements=statements, puts=puts))
-        return [site.shaders.dispatch(body, views, per_element(n), constants)]
-
-    return bind
+    n, names = site.node.n_elements, _NAMES[: len(site.src)]
+    indices = dict.fromkeys(names, "i")
+    settings = {k: v for k, v in site.node.params.items() if isinstance(v, int | float)}
+    constants: dict[str, int | float] = {f"p_{k}": float(v) for k, v in settings.items()}
+    if site.node.src[-1].n_elements != n:
+        indices[names[-1]] = _REPEATED
+        constants |= _repeats(site.node)
+    loads = " ".join(f"let {name} = {name}s_at({at});" for name, at in indices.items())
+    views = {f"y{i or ''}": y for i, y in enumerate((site.out, *site.saved))}
+    puts = " ".join(f"put_{y}(i, {y});" for y in views)
+    for name, v, t in zip(names, site.src, site.node.src, strict=True):
+        views[f"{name}s"] = numbers(v, t.dtype)
+    body = "\n".join((loads, statements, puts))
+    return [site.shaders.each(body, n, views, constants, FUNCTIONS)]
 
 
 def _not_f32(node: Tensor) -> str | None:
@@ -68,9 +57,9 @@ def _repeats(node: Tensor) -> dict[str, int]:
     return constants
 
 
-declare("swiglu_back", ShaderKernel(_apply(SWIGLU_GRADIENTS), lacks=_not_f32, mixed=(0, 1)))
-declare("repeat", ShaderKernel(_apply(formula(repeat)), lacks=_not_f32))
+declare("swiglu_back", partial(_apply, SWIGLU_GRADIENTS), _not_f32, mixed=(0, 1))
+declare("repeat", partial(_apply, formula(repeat)), _not_f32)
 
 for _op in OPS.values():
     if _op.formula is not None and not _op.formula.of_rows:
-        declare(_op.name, ShaderKernel(_apply(_op.formula), lacks=_not_f32))
+        declare(_op.name, partial(_apply, _op.formula), _not_f32)

@@ -6,9 +6,10 @@ rows at a time.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from pyggml.backends.webgpu.ops.rows import parts_of
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element, whole
 from pyggml.backends.webgpu.wgsl.weights import QUAD, weight_source
@@ -29,8 +30,7 @@ fn is_here(row: u32) -> bool { return row >= FIRST && row - FIRST < HERE; }
 var<workgroup> parts: array<f32, 256>;
 """
 # y[r, n] = x[r] · w[ids[r], n]: 32 threads for each number. K counts units of a row of w.
-_FORWARD = whole(
-    f"""
+_FORWARD = whole(f"""
     let i = group * {256 // _LANES}u + me / {_LANES}u;
     let lane = me % {_LANES}u;
     var total = 0.0;
@@ -54,11 +54,9 @@ _FORWARD = whole(
         workgroupBarrier();
     }}
     if (lane == 0u && mine) {{ put_y(i, parts[me]); }}
-"""
-)
+""")
 # dx[r, k] = Σ_n dy[r, n] · w[ids[r], n, k]: a thread for each unit.
-_BACKWARD = whole(
-    """
+_BACKWARD = whole("""
     let i = group * 256u + me;
     if (i < ROWS * K) {
         let expert = ids_at(i / K);
@@ -72,8 +70,7 @@ _BACKWARD = whole(
         }
         put_unit(i, total);
     }
-"""
-)
+""")
 # Units of a plain type are numbers, those of a packed one four.
 _ONE = """
 alias Unit = f32;
@@ -113,7 +110,7 @@ def _no_expert(site: ShaderSite, n: int) -> tuple[BufferRange, int]:
     return site.fault(f"{site.node.op.name}: an id is not one of {n} experts")
 
 
-def _product(site: ShaderSite, body: str, of_units: bool) -> Sequence[Dispatch]:
+def _product(body: str, of_units: bool, site: ShaderSite) -> Sequence[Dispatch]:
     """of_units: a thread has a unit of y, else 32 threads a number."""
     w, x, ids = site.node.src
     cell, no_expert = _no_expert(site, w.shape[0])
@@ -132,29 +129,18 @@ def _product(site: ShaderSite, body: str, of_units: bool) -> Sequence[Dispatch]:
     return calls
 
 
-def _forward(site: ShaderSite) -> Sequence[Dispatch]:
-    return _product(site, _FORWARD, of_units=False)
-
-
-def _backward(site: ShaderSite) -> Sequence[Dispatch]:
-    return _product(site, _BACKWARD, of_units=True)
-
-
 # dw[e, n, k] = Σ dy[r, n] · x[r, k] over the rows r of expert e: a thread for each number.
 _SUMS = """
-    let i = group * 256u + me;
-    if (i < EXPERTS * N * K) {
-        let expert = i32(i / (N * K));
-        var total = 0.0;
-        for (var row = 0u; row < ROWS; row++) {
-            let of_row = ids_at(row);
-            if (of_row == expert) {
-                total += dy_at(row * N + i / K % N) * x_at(row / SHARED * K + i % K);
-            }
-            if (of_row < 0 || u32(of_row) >= EXPERTS) { put_fault(0u, i32(NO_EXPERT)); }
+    let expert = i32(i / (N * K));
+    var total = 0.0;
+    for (var row = 0u; row < ROWS; row++) {
+        let of_row = ids_at(row);
+        if (of_row == expert) {
+            total += dy_at(row * N + i / K % N) * x_at(row / SHARED * K + i % K);
         }
-        put_y(i, total);
+        if (of_row < 0 || u32(of_row) >= EXPERTS) { put_fault(0u, i32(NO_EXPERT)); }
     }
+    put_y(i, total);
 """
 
 
@@ -164,32 +150,25 @@ def _out_prod_id(site: ShaderSite) -> Sequence[Dispatch]:
     cell, no_expert = _no_expert(site, n_experts)
     constants = {"EXPERTS": n_experts, "N": n, "K": k, "ROWS": ids.n_elements}
     constants |= {"SHARED": max(1, ids.n_elements // (x.shape[0] * x.shape[1]))}
-    constants["NO_EXPERT"] = no_expert
-    views = dict(zip(("x", "dy", "ids"), site.src, strict=True))
-    views |= {"y": site.out, "fault": cell}
-    return [site.shaders.dispatch(_SUMS, views, per_element(site.node.n_elements), constants)]
+    return site.each(_SUMS, "x dy ids", {**constants, "NO_EXPERT": no_expert}, fault=cell)
 
 
 _ADD = """
-    let i = group * 256u + me;
-    if (i < TOTAL) {
-        let expert = ids_at(i / N);
-        if (expert >= 0 && u32(expert) < EXPERTS) {
-            put_y(i, x_at(i) + b_at(u32(expert) * N + i % N));
-        } else {
-            put_y(i, 0.0);
-            put_fault(0u, i32(NO_EXPERT));
-        }
+    let expert = ids_at(i / N);
+    if (expert >= 0 && u32(expert) < EXPERTS) {
+        put_y(i, x_at(i) + b_at(u32(expert) * N + i % N));
+    } else {
+        put_y(i, 0.0);
+        put_fault(0u, i32(NO_EXPERT));
     }
 """
 
 
 def _add_id(site: ShaderSite) -> Sequence[Dispatch]:
-    total, (n_experts, n) = site.node.n_elements, site.node.src[1].shape
+    n_experts, n = site.node.src[1].shape
     cell, no_expert = _no_expert(site, n_experts)
-    constants = {"TOTAL": total, "N": n, "EXPERTS": n_experts, "NO_EXPERT": no_expert}
-    views = {"y": site.out, **dict(zip(("x", "b", "ids"), site.src, strict=True)), "fault": cell}
-    return [site.shaders.dispatch(_ADD, views, per_element(total), constants)]
+    constants = {"N": n, "EXPERTS": n_experts, "NO_EXPERT": no_expert}
+    return site.each(_ADD, "x b ids", constants, fault=cell)
 
 
 def _unread(node: Tensor) -> str | None:
@@ -198,7 +177,9 @@ def _unread(node: Tensor) -> str | None:
     return None if is_weight else f"{dtype} is unpacked by none of its shaders"
 
 
-declare("mul_mat_id", ShaderKernel(_forward, lacks=_unread, tiled=(0,)))
-declare("mul_mat_id_back", ShaderKernel(_backward, lacks=_unread, tiled=(0,)))
-declare("out_prod_id", ShaderKernel(_out_prod_id))
-declare("add_id", ShaderKernel(_add_id))
+for _name, _body, _of_units in (
+    ("mul_mat_id", _FORWARD, False), ("mul_mat_id_back", _BACKWARD, True),
+):  # fmt: skip
+    declare(_name, partial(_product, _body, _of_units), lacks=_unread, tiled=(0,))
+declare("out_prod_id", _out_prod_id)
+declare("add_id", _add_id)

@@ -8,9 +8,14 @@ from dataclasses import replace
 
 from pyggml.backends.kit.products import Factor
 from pyggml.backends.webgpu.ops.losses import LossViews, loss_rows, losses_of, row_bytes
-from pyggml.backends.webgpu.ops.products import ShaderProblem, multiply, scratch_bytes
+from pyggml.backends.webgpu.ops.products import (
+    ShaderOperands,
+    ShaderProblem,
+    multiply,
+    scratch_bytes,
+)
 from pyggml.backends.webgpu.ops.reduce import sum_of
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders
 from pyggml.graph.dtypes import F32
@@ -82,11 +87,12 @@ def _rows(
     m, (n_vocab, k) = len(span), site.node.src[1].shape
     z, gradient = z.part(0, m * n_vocab), bool(site.node.params["gradient"])
     forward, back = _products(site.node, m)
-    calls = multiply(forward, z, h.part(span.start * k, m * k), w, scratch, site.shaders)
+    of_logits = ShaderOperands(z, h.part(span.start * k, m * k), w, scratch)
+    calls = multiply(forward, of_logits, site.shaders)
     calls.append(losses_of(site, z, rows, n_vocab, gradient))
     if gradient:
         dh = site.saved[1].part(span.start * k, m * k)
-        calls += multiply(back, dh, z, w, scratch, site.shaders)
+        calls += multiply(back, ShaderOperands(dh, z, w, scratch), site.shaders)
     return calls
 
 
@@ -102,4 +108,4 @@ for _name in (
     "linear_cross_entropy_by_row",
     "linear_soft_cross_entropy",
 ):
-    declare(_name, ShaderKernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(1,)))
+    declare(_name, _bind, lacks=_lacks, scratch=_scratch, tiled=(1,))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import WORD, BufferRange, Dispatch, per_element, whole
 from pyggml.graph.dtypes import BF16, F16, F32, DType
@@ -10,11 +10,8 @@ from pyggml.graph.tensor import MAX_AXES, Shape, Tensor, contiguous_strides
 from pyggml.sizes import round_up
 
 _COPY = """
-    let i = group * 256u + me;
-    if (i < N) {
-        let outer = i / N2N3;
-        put_y(FIRST + outer / N1 * Y0 + outer % N1 * Y1 + i % N2N3 / N3 * Y2 + i % N3 * Y3, FROM);
-    }
+    let outer = i / N2N3;
+    put_y(FIRST + outer / N1 * Y0 + outer % N1 * Y1 + i % N2N3 / N3 * Y2 + i % N3 * Y3, FROM);
 """
 _FROM = "x_at(outer / N1 * X0 + outer % N1 * X1 + i % N2N3 / N3 * X2 + i % N3 * X3)"
 
@@ -77,8 +74,7 @@ def _into(site: ShaderSite, x: Tensor, view: BufferRange, first: int = 0) -> Dis
     steps = (0,) * n_before + tuple(s // WORD for s in gapless)
     constants |= {f"Y{i}": step for i, step in enumerate(steps)}
     views = {"y": site.out.of("u32"), "x": view.of("u32")}
-    n = x.n_elements
-    return site.shaders.dispatch(_COPY.replace("FROM", _FROM), views, per_element(n), constants)
+    return site.shaders.each(_COPY.replace("FROM", _FROM), x.n_elements, views, constants)
 
 
 def words_of(halves: BufferRange) -> tuple[BufferRange, int]:
@@ -110,10 +106,8 @@ def _copy_of(site: ShaderSite) -> Sequence[Dispatch]:
         return [_copy_16_bits(site, x, view)]
     if x.dtype is to:
         return [_into(site, x, view)]
-    constants = {**_sizes(x.shape), **_steps(x, "X")}
-    body = f"let i = group * 256u + me; if (i < N) {{ let outer = i / N2N3; put_y(i, {_FROM}); }}"
-    views = {"y": site.out, "x": numbers(view, x.dtype)}
-    return [site.shaders.dispatch(body, views, per_element(x.n_elements), constants)]
+    body, constants = f"let outer = i / N2N3; put_y(i, {_FROM});", _sizes(x.shape)
+    return site.each(body, "x", {**constants, **_steps(x, "X")}, x=numbers(view, x.dtype))
 
 
 def _copy_lacks(node: Tensor) -> str | None:
@@ -141,9 +135,8 @@ def _concat(site: ShaderSite) -> Sequence[Dispatch]:
 
 def fill(site: ShaderSite, value: float) -> Dispatch:
     """One value everywhere in the result."""
-    n = site.node.n_elements
-    body = "let i = group * 256u + me; if (i < N) { put_y(i, VALUE); }"
-    return site.shaders.dispatch(body, {"y": site.out}, per_element(n), {"N": n, "VALUE": value})
+    n, constants = site.node.n_elements, {"VALUE": value}
+    return site.shaders.each("put_y(i, VALUE);", n, {"y": site.out}, constants)
 
 
 def _set_among_zeros(site: ShaderSite) -> Sequence[Dispatch]:
@@ -158,7 +151,7 @@ def _fill_all(site: ShaderSite) -> Sequence[Dispatch]:
 
 
 for _name in ("cont", "dup", "cpy"):
-    declare(_name, ShaderKernel(_copy_of, lacks=_copy_lacks, mixed=(0, 1)))
-declare("concat", ShaderKernel(_concat))
-declare("narrow_back", ShaderKernel(_set_among_zeros))
-declare("fill", ShaderKernel(_fill_all))
+    declare(_name, _copy_of, lacks=_copy_lacks, mixed=(0, 1))
+declare("concat", _concat)
+declare("narrow_back", _set_among_zeros)
+declare("fill", _fill_all)

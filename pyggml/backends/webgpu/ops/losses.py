@@ -10,10 +10,10 @@ from typing import NamedTuple, Self
 
 from pyggml.backends.webgpu.ops.by_row import rows_dispatch
 from pyggml.backends.webgpu.ops.reduce import sum_of
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import CAPPED, statements_of
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, whole
 from pyggml.formulas.formula import Formula
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
@@ -63,13 +63,13 @@ def _loss(site: ShaderSite) -> Sequence[Dispatch]:
     return [*_of_labels(LABELLED, site, terms), sum_of(site, site.out, terms)]
 
 
-def _loss_back(site: ShaderSite) -> Sequence[Dispatch]:
-    return _of_labels(LABELLED_BACK, site, site.out)
-
-
-declare("cross_entropy_rows", ShaderKernel(_rows, scratch=_scratch))
-declare("cross_entropy_loss", ShaderKernel(_loss, scratch=_scratch))
-declare("cross_entropy_loss_back", ShaderKernel(_loss_back, scratch=_scratch))
+declare("cross_entropy_rows", _rows, scratch=_scratch)
+declare("cross_entropy_loss", _loss, scratch=_scratch)
+declare(
+    "cross_entropy_loss_back",
+    lambda site: _of_labels(LABELLED_BACK, site, site.out),
+    scratch=_scratch,
+)
 
 # -- rows with several targets --------------------------------------------------------------------
 
@@ -218,15 +218,11 @@ def losses_of(
     return site.shaders.dispatch(_LOSSES, views, n_rows, constants)
 
 
-_COPY = "let i = group * 256u + me; if (i < N) { put_z(i, x_at(i)); }"
-
-
 def _soft(site: ShaderSite) -> Sequence[Dispatch]:
     (logits, *sources), (right, dz) = site.src, site.saved
     rows, count = loss_rows(site, sources, site.scratch), site.node.src[0].n_elements
-    views = {"z": dz, "x": logits}
     return [
-        site.shaders.dispatch(_COPY, views, per_element(count), {"N": count}),
+        site.shaders.each("put_z(i, x_at(i));", count, {"z": dz, "x": logits}),
         losses_of(site, dz, rows, site.node.src[0].shape[1], True),
         sum_of(site, site.out, rows.losses),
         sum_of(site, right, rows.right),
@@ -238,4 +234,4 @@ def _soft_scratch(node: Tensor, shaders: Shaders) -> int:
     return row_bytes(n, k)
 
 
-declare("soft_cross_entropy", ShaderKernel(_soft, scratch=_soft_scratch))
+declare("soft_cross_entropy", _soft, scratch=_soft_scratch)

@@ -1,11 +1,12 @@
 """One step of an optimiser, in place, and the limit of the gradient's norm."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import statements_of
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, whole
 from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.tensor import Tensor
 from pyggml.ops import formulas
@@ -28,9 +29,8 @@ _NORM = whole("""
     if (me == 0u) { put_y(0u, sqrt(total)); }
 """)
 _SHORTEN = """
-    let i = group * 256u + me;
     let norm = norm_at(0u);
-    if (i < N && norm > LIMIT && norm < 3.0e38) { put_g(i, g_at(i) * (LIMIT / norm)); }
+    if (norm > LIMIT && norm < 3.0e38) { put_g(i, g_at(i) * (LIMIT / norm)); }
 """
 
 
@@ -48,11 +48,6 @@ def step_text(of: Formula) -> str:
     body = "\n    ".join(lines)
     return f"fn stepped(i: u32, p: f32) -> f32 {{\n    {body}\n    return y;\n}}\n"
 
-
-_IN_FLOAT32 = whole("""
-    let i = group * 256u + me;
-    if (i < N) { put_y(i, stepped(i, p_at(i))); }
-""")
 
 # A workgroup takes a block; codes of four numbers lie in a word. PUT: what becomes of a new number
 # x, and LAST: after all have theirs.
@@ -106,10 +101,6 @@ def _pieces(node: Tensor) -> int:
     return -(-node.src[0].n_elements // _PIECE)
 
 
-def _scratch(node: Tensor, shaders: Shaders) -> int:
-    return 4 * _pieces(node)
-
-
 def _clip_norm(site: ShaderSite) -> Sequence[Dispatch]:
     (g,), n, limit = site.src, site.node.src[0].n_elements, next(iter(site.node.params.values()))
     n_pieces, g = _pieces(site.node), g.for_writing()
@@ -119,8 +110,8 @@ def _clip_norm(site: ShaderSite) -> Sequence[Dispatch]:
         dispatch(_NORM, {"y": site.out, "sums": site.scratch}, 1, {"N": n_pieces}),
     ]
     if limit:
-        views, constants = {"g": g, "norm": site.out}, {"N": n, "LIMIT": float(limit)}
-        calls.append(dispatch(_SHORTEN, views, per_element(n), constants))
+        views, constants = {"g": g, "norm": site.out}, {"LIMIT": float(limit)}
+        calls.append(site.shaders.each(_SHORTEN, n, views, constants))
     return calls
 
 
@@ -130,14 +121,9 @@ def views_of(site: ShaderSite, of: Formula, *more: str) -> dict[str, BufferRange
     return views | {name: views[name].for_writing() for name in of.sources[2:]}
 
 
-def _step(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
-    body = step_text(of) + _IN_FLOAT32
-
-    def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        n = site.node.n_elements
-        return [site.shaders.dispatch(body, views_of(site, of), per_element(n), {"N": n})]
-
-    return bind
+def _step(of: Formula, site: ShaderSite) -> Sequence[Dispatch]:
+    body, views = "put_y(i, stepped(i, p_at(i)));", views_of(site, of)
+    return [site.shaders.each(body, site.node.n_elements, views, functions=step_text(of))]
 
 
 def dispatch_of_blocks(
@@ -161,11 +147,9 @@ def dispatch_of_blocks(
     ]
 
 
-def _adamw_8bit(site: ShaderSite) -> Sequence[Dispatch]:
-    return dispatch_of_blocks(site, _BLOCK_IN_FLOAT32)
-
-
-declare("opt_step_adamw_8bit", ShaderKernel(_adamw_8bit, mixed=(2, 3)))
-declare("clip_norm", ShaderKernel(_clip_norm, scratch=_scratch))
+declare(
+    "opt_step_adamw_8bit", lambda site: dispatch_of_blocks(site, _BLOCK_IN_FLOAT32), mixed=(2, 3)
+)
+declare("clip_norm", _clip_norm, scratch=lambda node, shaders: 4 * _pieces(node))
 for _name, _of in STEPS.items():
-    declare(_name, ShaderKernel(_step(_of)))
+    declare(_name, partial(_step, _of))

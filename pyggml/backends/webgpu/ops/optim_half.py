@@ -2,14 +2,15 @@
 random bits of each number are the host's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from pyggml.backends.webgpu.ops.dropout import PHILOX, TIMES
 from pyggml.backends.webgpu.ops.layout import TO_F16, words_of
 from pyggml.backends.webgpu.ops.optim import BLOCK_STEP, dispatch_of_blocks, step_text, views_of
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import Dispatch
 from pyggml.formulas.formula import Formula
 from pyggml.graph.dtypes import BF16, F16
 from pyggml.graph.tensor import Tensor
@@ -53,20 +54,17 @@ fn narrowed(x: f32, r: u32) -> u32 {
 """,
 }
 # A thread writes a word of the result, two numbers.
-_BY_WORDS = whole("""
-    let w = group * 256u + me;
-    if (2u * w < N) {
-        var word = y_at(w);
-        for (var h = 0u; h < 2u; h++) {
-            let i = 2u * w + h;
-            if (i < N) {
-                let half = narrowed(stepped(i, p_at(i)), bits_of(i));
-                word = (word & (0xffff0000u >> (16u * h))) | (half << (16u * h));
-            }
+_BY_WORDS = """
+    var word = y_at(i);
+    for (var h = 0u; h < 2u; h++) {
+        let j = 2u * i + h;
+        if (j < N) {
+            let half = narrowed(stepped(j, p_at(j)), bits_of(j));
+            word = (word & (0xffff0000u >> (16u * h))) | (half << (16u * h));
         }
-        put_y(w, word);
     }
-""")
+    put_y(i, word);
+"""
 _BY_BLOCKS = "var<workgroup> halves: array<u32, 256>;\n" + BLOCK_STEP.replace(
     "PUT", "halves[me] = narrowed(x, bits_of(i));"
 ).replace(
@@ -86,19 +84,12 @@ def _lacks(node: Tensor) -> str | None:
     return "it begins between two words" if node.src[0].offset % 4 else None
 
 
-def _step(of: Formula) -> Callable[[ShaderSite], Sequence[Dispatch]]:
-    body = step_text(of) + _BY_WORDS
-
-    def bind(site: ShaderSite) -> Sequence[Dispatch]:
-        node, n = site.node, site.node.n_elements
-        views = views_of(site, of, "draw")
-        views |= {"y": words_of(site.out)[0], "p": numbers(site.src[0], node.dtype)}
-        text = _BITS + _NARROW[node.dtype] + body
-        return [
-            site.shaders.dispatch(text, views, per_element(-(-n // 2)), {"N": n, **_dice(node)})
-        ]
-
-    return bind
+def _step(of: Formula, site: ShaderSite) -> Sequence[Dispatch]:
+    node, n = site.node, site.node.n_elements
+    views = views_of(site, of, "draw")
+    views |= {"y": words_of(site.out)[0], "p": numbers(site.src[0], node.dtype)}
+    functions, constants = _BITS + _NARROW[node.dtype] + step_text(of), {"N": n, **_dice(node)}
+    return [site.shaders.each(_BY_WORDS, -(-n // 2), views, constants, functions)]
 
 
 def _adamw_8bit(site: ShaderSite) -> Sequence[Dispatch]:
@@ -112,7 +103,7 @@ def _dice(node: Tensor) -> dict[str, int]:
     return {"STREAM": node.params["stream"], "SHARE": SHARE, "EIGHTH": EIGHTH}
 
 
-declare("opt_step_adamw_8bit_half", ShaderKernel(_adamw_8bit, lacks=_lacks, mixed=(0, 2, 3, 7)))
+declare("opt_step_adamw_8bit_half", _adamw_8bit, lacks=_lacks, mixed=(0, 2, 3, 7))
 for _name, _of in STEPS.items():
     _mixed = 0, len(_of.sources) + 2  # p, and the result
-    declare(f"{_name}_half", ShaderKernel(_step(_of), lacks=_lacks, mixed=_mixed))
+    declare(f"{_name}_half", partial(_step, _of), lacks=_lacks, mixed=_mixed)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pyggml.backends.kit.products import Factor, SizedProduct, sides_of
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.few import AT_ONCE, few_source, rows_of_group
 from pyggml.backends.webgpu.wgsl.packed import (
@@ -31,7 +31,6 @@ from pyggml.backends.webgpu.wgsl.shader import (
     BufferRange,
     Dispatch,
     Shaders,
-    per_element,
 )
 from pyggml.backends.webgpu.wgsl.tiles import QUAD, FactorReading, ShaderTile, product_source
 from pyggml.graph.dtypes import F16, F32
@@ -50,16 +49,12 @@ _SUMS_BYTES = 32 << 20  # of parts of sums
 _MOST_TILES = 65535
 _LINE = 64  # bytes
 
-_COPY = "let i = group * 256u + me; if (i < N) { put_y(i, x_at(i)); }"
 _TOTAL = """
-    let i = group * 256u + me;
-    if (i < M * N) {
-        let c_index = i / N * C_ROW + C_FIRST + i % N;
-        var sum = 0.0;
-        if (ADDS) { sum = c_at(c_index); }
-        for (var p = 0u; p < PARTS; p++) { sum += x_at(p * M * N + i); }
-        put_c(c_index, sum);
-    }
+    let c_index = i / N * C_ROW + C_FIRST + i % N;
+    var sum = 0.0;
+    if (ADDS) { sum = c_at(c_index); }
+    for (var p = 0u; p < PARTS; p++) { sum += x_at(p * M * N + i); }
+    put_c(c_index, sum);
 """
 
 
@@ -90,39 +85,46 @@ class ShaderProblem(SizedProduct):
         return (self.n, self.k) if self.b.k == 1 else (self.k, self.n)
 
 
+class ShaderOperands(NamedTuple):
+    """The memory of a product: C, A, B, scratch of `scratch_bytes` or more; and if A and B are
+    float16, the scales of A's rows."""
+
+    c: BufferRange
+    a: BufferRange
+    b: BufferRange
+    scratch: BufferRange
+    scales: BufferRange | None = None
+
+
 def multiply(
-    p: ShaderProblem,
-    c: BufferRange,
-    a: BufferRange,
-    b: BufferRange,
-    scratch: BufferRange,
-    shaders: Shaders,
-    beside: ThinFactors | None = None,
+    p: ShaderProblem, o: ShaderOperands, shaders: Shaders, beside: ThinFactors | None = None
 ) -> list[Dispatch]:
-    """The dispatches of a product; `scratch` has `scratch_bytes` or more."""
+    """The dispatches of a product."""
     p = replace(p, c_row=p.c_row or p.n)
     if beside and not _takes_along(p, shaders):
         thin = replace(p, k=beside.rank, a=Factor(beside.rank, 1), b=beside.of_u, adds=True)
-        product = multiply(p, c, a, b, scratch, shaders)
-        return [*product, *_dense(thin, c, beside.t, beside.u, scratch, shaders)]
-    if p.b.dtype is F32 and b.n_bytes <= shaders.limit:
-        return _dense(p, c, a, b, scratch, shaders)
+        of_thin = o._replace(a=beside.t, b=beside.u)
+        return [*multiply(p, o, shaders), *_dense(thin, of_thin, shaders)]
+    if p.b.dtype is F32 and o.b.n_bytes <= shaders.limit:
+        return _dense(p, o, shaders)
+    parts = _parts(p, o, shaders)
     if _is_dot(p):
-        return [_dots(part, c, a, rows, shaders) for part, _, rows in _parts(p, a, b, shaders)]
+        return [_dots(*part, shaders) for part in parts]
     calls = []
-    for part, of_a, of_b in _parts(p, a, b, shaders):
+    for part, here in parts:
         if p.b.dtype is F32:
-            calls += _dense(part, c, of_a, of_b, scratch, shaders)
+            calls += _dense(part, here, shaders)
             continue
         if _is_by_halves(part, shaders):
-            calls += _by_halves(part, c, of_a, of_b, scratch, shaders, beside)
+            calls += _by_halves(part, here, shaders, beside)
             continue
-        y, rest = _cut_unpacked(part, scratch, shaders)
+        y, rest = _cut_unpacked(part, here.scratch, shaders)
         name, n = p.b.dtype.name, part.b_rows[0] * part.b_rows[1]
-        views, groups = {"y": y.in_quads, "w": of_b}, unpack_groups(name, n)
+        views, groups = {"y": y.in_quads, "w": here.b}, unpack_groups(name, n)
         calls.append(shaders.dispatch(unpack_source(name), views, groups, {"N": n}))
         dense = replace(part, b=replace(part.b, dtype=F32))
-        calls += _dense(dense, c, of_a, replace(y, is_written=False), rest, shaders)
+        here = here._replace(b=replace(y, is_written=False), scratch=rest)
+        calls += _dense(dense, here, shaders)
     return calls
 
 
@@ -172,51 +174,43 @@ def _rows_at_once(p: ShaderProblem, shaders: Shaders) -> int:
 
 
 def _parts(
-    p: ShaderProblem, a: BufferRange, b: BufferRange, shaders: Shaders
-) -> Iterator[tuple[ShaderProblem, BufferRange, BufferRange]]:
+    p: ShaderProblem, o: ShaderOperands, shaders: Shaders
+) -> Iterator[tuple[ShaderProblem, ShaderOperands]]:
     """The product of some rows of a single matrix B at a time."""
-    n_rows, n_columns = p.b_rows
+    (n_rows, n_columns), a, b = p.b_rows, o.a, o.b
     row_bytes, most = p.b.dtype.row_bytes(n_columns), _rows_at_once(p, shaders)
     for first in range(0, n_rows, most):
         rows = min(most, n_rows - first)
         rows_of_b = BufferRange(b.buffer, b.start + first * row_bytes, rows * row_bytes, b.kind)
         if p.b.k == 1:
-            yield replace(p, n=rows, c_first=p.c_first + first), a, rows_of_b
+            yield replace(p, n=rows, c_first=p.c_first + first), o._replace(b=rows_of_b)
         else:
             here = BufferRange(a.buffer, a.start + 4 * first * p.a.k, a.n_bytes - 4 * first * p.a.k)
-            yield replace(p, k=rows, adds=p.adds or first > 0), here, rows_of_b
+            part = replace(p, k=rows, adds=p.adds or first > 0)
+            yield part, o._replace(a=here, b=rows_of_b)
 
 
 # -- shaders ------------------------------------------------------------------------------------
 
 
 def _dense(
-    p: ShaderProblem,
-    c: BufferRange,
-    a: BufferRange,
-    b: BufferRange,
-    scratch: BufferRange,
-    shaders: Shaders,
-    scales: BufferRange | None = None,
-    beside: ThinFactors | None = None,
+    p: ShaderProblem, o: ShaderOperands, shaders: Shaders, beside: ThinFactors | None = None
 ) -> list[Dispatch]:
-    """scales: of A's rows, if both factors are float16."""
     if min(p.m, p.n) <= FEW:
-        return [_few(p, c, a, b, shaders)]
-    tile, n_parts = _tile_of(p, shaders.limit, scales is not None)
+        return [_few(p, o, shaders)]
+    tile, n_parts = _tile_of(p, shaders.limit, o.scales is not None)
     if n_parts == 1:
-        return [_tiles(p, tile, 1, c, a, b, shaders, scales, beside)]
-    sums = replace(
-        scratch, n_bytes=F32.block_bytes * n_parts * p.m * p.n, kind="f32", is_written=True
-    )
+        return [_tiles(p, tile, 1, o, shaders, beside)]
+    n_bytes = F32.block_bytes * n_parts * p.m * p.n
+    sums = replace(o.scratch, n_bytes=n_bytes, kind="f32", is_written=True)
     own = replace(p, c_row=p.n, c_first=0, adds=False)
     constants = {
         "M": p.m, "N": p.n, "PARTS": n_parts, "C_ROW": p.c_row, "C_FIRST": p.c_first,
         "ADDS": p.adds,
     }  # fmt: skip
-    views = {"c": c.for_writing(), "x": replace(sums, is_written=False)}
-    total = shaders.dispatch(_TOTAL, views, per_element(p.m * p.n), constants)
-    return [_tiles(own, tile, n_parts, sums, a, b, shaders, scales, beside), total]
+    views = {"c": o.c.for_writing(), "x": replace(sums, is_written=False)}
+    total = shaders.each(_TOTAL, p.m * p.n, views, constants)
+    return [_tiles(own, tile, n_parts, o._replace(c=sums), shaders, beside), total]
 
 
 def _is_by_halves(p: ShaderProblem, shaders: Shaders) -> bool:
@@ -239,20 +233,14 @@ def _halves_bytes(p: ShaderProblem, shaders: Shaders) -> int:
 
 
 def _by_halves(
-    p: ShaderProblem,
-    c: BufferRange,
-    a: BufferRange,
-    b: BufferRange,
-    scratch: BufferRange,
-    shaders: Shaders,
-    beside: ThinFactors | None,
+    p: ShaderProblem, o: ShaderOperands, shaders: Shaders, beside: ThinFactors | None
 ) -> list[Dispatch]:
     """A product with packed weights, both of whose factors are rounded to float16."""
     k, name = round_up(p.k, QUAD), p.b.dtype.name
-    y, rest = _cut_unpacked(p, scratch, shaders)
+    y, rest = _cut_unpacked(p, o.scratch, shaders)
     x, rest = _cut(rest, F16.block_bytes * p.m * k, "f16")
     scales, rest = _cut(rest, F32.block_bytes * p.m, "f32")
-    reading, n = _reading(p.a, p.m, p.k, a), p.b_rows[0] * p.b_rows[1]
+    reading, n = _reading(p.a, p.m, p.k, o.a), p.b_rows[0] * p.b_rows[1]
     reading = FactorReading(True, reading.in_quads and reading.along_k)
     groups = unpack_groups(name, n)
     constants = {
@@ -260,13 +248,13 @@ def _by_halves(
         "A_K": p.a.k,
     }  # fmt: skip
     views = {
-        "y": y.in_quads, "w": b, "x": x.in_quads, "a": _quads(a, reading), "scales": scales,
+        "y": y.in_quads, "w": o.b, "x": x.in_quads, "a": _quads(o.a, reading), "scales": scales,
     }  # fmt: skip
     source = halves_source(name, reading)
     rounded = shaders.dispatch(source, views, groups + p.m, constants)
     own = replace(p, a=Factor(k, 1), b=replace(p.b, dtype=F32))
     x, y, scales = (replace(view, is_written=False) for view in (x, y, scales))
-    return [rounded, *_dense(own, c, x, y, rest, shaders, scales, beside)]
+    return [rounded, *_dense(own, ShaderOperands(o.c, x, y, rest, scales), shaders, beside)]
 
 
 def _tile_of(p: ShaderProblem, limit: int, by_halves: bool) -> tuple[ShaderTile, int]:
@@ -297,17 +285,10 @@ def _steps(name: str, f: Factor) -> dict[str, int | float]:
 
 
 def _tiles(
-    p: ShaderProblem,
-    tile: ShaderTile,
-    n_parts: int,
-    c: BufferRange,
-    a: BufferRange,
-    b: BufferRange,
-    shaders: Shaders,
-    scales: BufferRange | None,
-    beside: ThinFactors | None = None,
-) -> Dispatch:
-    per_part = round_up(-(-p.k // n_parts), tile.depth)
+    p: ShaderProblem, tile: ShaderTile, n_parts: int, o: ShaderOperands, shaders: Shaders,
+    beside: ThinFactors | None,
+) -> Dispatch:  # fmt: skip
+    (c, a, b, _, scales), per_part = o, round_up(-(-p.k // n_parts), tile.depth)
     constants: dict[str, int | float] = {
         "M": p.m, "N": p.n, "K": p.k, "INNER": p.batches[1], "C_ROW": p.c_row, "ADDS": p.adds,
         "C_FIRST": p.c_first, "PARTS": n_parts, "PER_PART": per_part,
@@ -346,10 +327,10 @@ def _quads(view: BufferRange, reading: FactorReading) -> BufferRange:
     return view.in_quads if reading.in_quads else view
 
 
-def _few(
-    p: ShaderProblem, c: BufferRange, a: BufferRange, b: BufferRange, shaders: Shaders
-) -> Dispatch:
-    many, few = ((p.a, p.m, a), (p.b, p.n, b)) if p.n <= p.m else ((p.b, p.n, b), (p.a, p.m, a))
+def _few(p: ShaderProblem, o: ShaderOperands, shaders: Shaders) -> Dispatch:
+    many, few = (p.a, p.m, o.a), (p.b, p.n, o.b)
+    if p.n > p.m:
+        many, few = few, many
     steps = (p.c_row, 1) if p.n <= p.m else (1, p.c_row)
     constants: dict[str, int | float] = {
         "N_L": many[1], "N_F": few[1], "K": p.k, "INNER": p.batches[1], "ADDS": p.adds,
@@ -362,7 +343,7 @@ def _few(
     if of_l.along_k and not of_f.along_k:
         of_l = replace(of_l, in_quads=False)
     groups = (-(-many[1] // rows_of_group(of_l.along_k)), -(-few[1] // AT_ONCE), p.n_batches)
-    views = {"c": c.for_writing(), "l": _quads(many[2], of_l), "f": _quads(few[2], of_f)}
+    views = {"c": o.c.for_writing(), "l": _quads(many[2], of_l), "f": _quads(few[2], of_f)}
     return shaders.dispatch(few_source(of_l, of_f), views, groups, constants)
 
 
@@ -371,16 +352,14 @@ def _is_dot(p: ShaderProblem) -> bool:
     return p.b.dtype is not F32 and p.m <= MOST_ROWS and p.b.k == 1 and p.n_batches == 1
 
 
-def _dots(
-    p: ShaderProblem, c: BufferRange, a: BufferRange, w: BufferRange, shaders: Shaders
-) -> Dispatch:
+def _dots(p: ShaderProblem, o: ShaderOperands, shaders: Shaders) -> Dispatch:
     constants = {
         "M": p.m, "N": p.n, "K": p.k, "A_ROW": p.a.row, "A_K": p.a.k, "C_ROW": p.c_row,
         "C_FIRST": p.c_first, "ADDS": p.adds, "ROW_BYTES": p.b.dtype.row_bytes(p.k),
     }  # fmt: skip
-    of_a = _reading(p.a, p.m, p.k, a)
+    of_a = _reading(p.a, p.m, p.k, o.a)
     of_a = replace(of_a, along_k=True, in_quads=of_a.along_k and of_a.in_quads)
-    views = {"c": c.for_writing(), "a": _quads(a, of_a), "w": w}
+    views = {"c": o.c.for_writing(), "a": _quads(o.a, of_a), "w": o.b}
     source = dots_source(p.b.dtype.name, p.m, of_a)
     return shaders.dispatch(source, views, -(-p.n // ROWS_OF_GROUP), constants)
 
@@ -388,20 +367,13 @@ def _dots(
 # -- ops ----------------------------------------------------------------------------------------
 
 
-def _product(node: Tensor, adds: bool) -> ShaderProblem:
-    return ShaderProblem(*sides_of(node), adds=adds)
-
-
-def _bind(site: ShaderSite) -> Sequence[Dispatch]:
-    b, a = site.src[-2:]
-    p = _product(site.node, adds=False)
-    return multiply(p, site.out, a, b, site.scratch, site.shaders)
+def _bind(site: ShaderSite, adds: bool = False) -> list[Dispatch]:
+    (b, a), p = site.src[-2:], ShaderProblem(*sides_of(site.node), adds=adds)
+    return multiply(p, ShaderOperands(site.out, a, b, site.scratch), site.shaders)
 
 
 def _bind_added(site: ShaderSite) -> Sequence[Dispatch]:
-    b, a = site.src[-2:]
-    p = _product(site.node, adds=True)
-    return _onto_first(site, multiply(p, site.out, a, b, site.scratch, site.shaders))
+    return _onto_first(site, _bind(site, adds=True))
 
 
 def _onto_first(site: ShaderSite, product: list[Dispatch]) -> Sequence[Dispatch]:
@@ -410,11 +382,11 @@ def _onto_first(site: ShaderSite, product: list[Dispatch]) -> Sequence[Dispatch]
     if site.in_place or (y.buffer is x.buffer and y.start == x.start):
         return product
     n, views = site.node.n_elements, {"y": y, "x": x}
-    return [site.shaders.dispatch(_COPY, views, per_element(n), {"N": n}), *product]
+    return [site.shaders.each("put_y(i, x_at(i));", n, views), *product]
 
 
 def _scratch(node: Tensor, shaders: Shaders) -> int:
-    return scratch_bytes(_product(node, adds=False), shaders)
+    return scratch_bytes(ShaderProblem(*sides_of(node)), shaders)
 
 
 def _lacks(node: Tensor) -> str | None:
@@ -433,9 +405,9 @@ def _lacks(node: Tensor) -> str | None:
 
 
 for _name in ("mul_mat", "out_prod"):
-    declare(_name, ShaderKernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(0,)))
+    declare(_name, _bind, lacks=_lacks, scratch=_scratch, tiled=(0,))
 for _name in ("mul_mat_add", "out_prod_add"):
-    declare(_name, ShaderKernel(_bind_added, lacks=_lacks, scratch=_scratch, tiled=(1,)))
+    declare(_name, _bind_added, lacks=_lacks, scratch=_scratch, tiled=(1,))
 
 # -- with thin factors beside them: see ops/product/low_rank --------------------------------------
 
@@ -453,7 +425,8 @@ def _low_rank(node: Tensor) -> tuple[ShaderProblem, Factor]:
 def _bind_low_rank(site: ShaderSite) -> Sequence[Dispatch]:
     (p, of_u), (u, t, w, x) = _low_rank(site.node), site.src[-4:]
     beside = ThinFactors(site.node.src[-3].shape[1], of_u, t, u)
-    product = multiply(p, site.out, x, w, site.scratch, site.shaders, beside)
+    o = ShaderOperands(site.out, x, w, site.scratch)
+    product = multiply(p, o, site.shaders, beside)
     return _onto_first(site, product) if p.adds else product
 
 
@@ -471,7 +444,4 @@ def _low_rank_lacks(node: Tensor) -> str | None:
 for _name, _w in (
     ("mul_mat_low_rank", 2), ("out_prod_low_rank", 2), ("out_prod_low_rank_add", 3),
 ):  # fmt: skip
-    declare(
-        _name,
-        ShaderKernel(_bind_low_rank, lacks=_low_rank_lacks, scratch=_low_rank_scratch, tiled=(_w,)),
-    )
+    declare(_name, _bind_low_rank, lacks=_low_rank_lacks, scratch=_low_rank_scratch, tiled=(_w,))

@@ -10,12 +10,16 @@ from functools import cache
 
 from pyggml.backends.kit.products import factor_of
 from pyggml.backends.webgpu.ops.layout import TO_F16
-from pyggml.backends.webgpu.ops.products import ShaderProblem, multiply, scratch_bytes
+from pyggml.backends.webgpu.ops.products import (
+    ShaderOperands,
+    ShaderProblem,
+    multiply,
+    scratch_bytes,
+)
 from pyggml.backends.webgpu.ops.rows import no_such_row
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import WORD, BufferRange, Dispatch, Shaders, per_element
-from pyggml.backends.webgpu.wgsl.shader import whole as shader_of
+from pyggml.backends.webgpu.wgsl.shader import WORD, BufferRange, Dispatch, Shaders
 from pyggml.backends.webgpu.wgsl.weights import weight_source
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
@@ -26,38 +30,32 @@ _TILE_BYTES = 16 << 20  # of dw that is there at a time, if a binding may be so 
 _LINE = 64  # bytes
 
 _RESCALE = """
-    let word = group * 256u + me;
-    if (word < N) {
-        var bits = 0u;
-        for (var c = 0u; c < 4u; c++) {
-            let i = 4u * word + c;
-            if (i < N_BYTES) { bits |= changed(i) << (8u * c); }
-        }
-        put_y(word, bits);
+    var bits = 0u;
+    for (var c = 0u; c < 4u; c++) {
+        let byte = 4u * i + c;
+        if (byte < N_BYTES) { bits |= changed(byte) << (8u * c); }
     }
+    put_y(i, bits);
 """
 _SUMS = """
-    let b = group * 256u + me;
-    if (b < N) {
-        let row = ROW;
-        var total = 0.0;
-        if (row < 0 || u32(row) >= N_ROWS) {
-            FAULT
-        } else {
-            let at = (u32(row) * BLOCKS + b % BLOCKS) * BLOCK_BYTES;
-            for (var j = 0u; j < BLOCK; j += 4u) {
-                let i = b * BLOCK + j;
-                let four = vec4(dw_at(i), dw_at(i + 1u), dw_at(i + 2u), dw_at(i + 3u));
-                total += dot(weights(at, j), four);
-            }
+    let row = ROW;
+    var total = 0.0;
+    if (row < 0 || u32(row) >= N_ROWS) {
+        FAULT
+    } else {
+        let at = (u32(row) * BLOCKS + i % BLOCKS) * BLOCK_BYTES;
+        for (var j = 0u; j < BLOCK; j += 4u) {
+            let e = i * BLOCK + j;
+            let four = vec4(dw_at(e), dw_at(e + 1u), dw_at(e + 2u), dw_at(e + 3u));
+            total += dot(weights(at, j), four);
         }
-        put_y(b * N_SCALES + K, total);
     }
+    put_y(i * N_SCALES + K, total);
 """
 
 
 @cache
-def _rescale_source(name: str) -> str:
+def _rescale_functions(name: str) -> str:
     """changed(i): byte i of the blocks, with its block's scales changed."""
     size, lines = DTYPES[name].block_bytes, []
     places = scale_places(name).tolist()
@@ -76,17 +74,14 @@ def _rescale_source(name: str) -> str:
             nibble = f"(((scale{k}(i - o) >> {4 * i}u) & 15u) << {first}u)"
             mask = f"{255 & ~(15 << first)}u"
             lines.append(f"    if (o == {byte}u) {{ byte = (byte & {mask}) | {nibble}; }}")
-    return "\n".join([TO_F16, *lines, "    return byte;", "}", shader_of(_RESCALE)])
+    return "\n".join([TO_F16, *lines, "    return byte;", "}", ""])
 
 
 def _bind_rescale(site: ShaderSite) -> Sequence[Dispatch]:
-    w, u = site.src
-    n = -(-w.n_bytes // WORD)
+    n_bytes, functions = site.src[0].n_bytes, _rescale_functions(site.node.dtype.name)
+    n = -(-n_bytes // WORD)
     words = replace(site.out.of("u32"), n_bytes=n * WORD)
-    views = {"y": words, "w": w, "u": u}
-    constants = {"N": n, "N_BYTES": w.n_bytes}
-    source = _rescale_source(site.node.dtype.name)
-    return [site.shaders.dispatch(source, views, per_element(n), constants)]
+    return site.each(_RESCALE, "w u", {"N_BYTES": n_bytes}, n, functions, y=words)
 
 
 def _sums(
@@ -100,16 +95,16 @@ def _sums(
     w = site.node.src[0]
     dtype, n_scales = w.dtype, len(scale_places(w.dtype.name))
     n = memory["dw"].n_bytes // (F32.block_bytes * dtype.block)
-    row = "i32(b / BLOCKS)" if fault is None else "ids_at(b / BLOCKS)"
+    row = "i32(i / BLOCKS)" if fault is None else "ids_at(i / BLOCKS)"
     noted = "" if fault is None else "put_fault(0u, i32(NO_ROW));"
-    body = shader_of(_SUMS.replace("ROW;", f"{row};").replace("FAULT", noted))
+    body = _SUMS.replace("ROW;", f"{row};").replace("FAULT", noted)
     constants = {
-        "N": n, "BLOCKS": w.shape[-1] // dtype.block, "BLOCK": dtype.block, "N_ROWS": n_rows,
+        "BLOCKS": w.shape[-1] // dtype.block, "BLOCK": dtype.block, "N_ROWS": n_rows,
         "BLOCK_BYTES": dtype.block_bytes, "N_SCALES": n_scales, "NO_ROW": fault or 0,
     }  # fmt: skip
     for k in range(n_scales):
-        source = weight_source(dtype.name, k) + body
-        yield site.shaders.dispatch(source, memory, per_element(n), {**constants, "K": k})
+        functions = weight_source(dtype.name, k)
+        yield site.shaders.each(body, n, memory, {**constants, "K": k}, functions)
 
 
 def _bind_back(site: ShaderSite) -> Sequence[Dispatch]:
@@ -157,7 +152,7 @@ def _bind_product(site: ShaderSite) -> Sequence[Dispatch]:
     for first, p in tiles:
         tile, skipped = site.scratch.part(0, p.m * p.n), F32.block_bytes * first * p.a.row
         a = replace(dy, start=dy.start + skipped, n_bytes=dy.n_bytes - skipped)
-        calls += multiply(p, tile, a, x, rest, site.shaders)
+        calls += multiply(p, ShaderOperands(tile, a, x, rest), site.shaders)
         packed = replace(w, start=w.start + first * row_bytes, n_bytes=p.m * row_bytes)
         out = site.out.part(first * of_row, p.m * of_row)
         calls += _sums(site, p.m, {"y": out, "w": packed, "dw": tile})
@@ -169,9 +164,7 @@ def _lacks(node: Tensor) -> str | None:
     return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
 
 
-declare("rescale", ShaderKernel(_bind_rescale, mixed=(0, 2)))
-declare("rescale_back", ShaderKernel(_bind_back, mixed=(0,)))
-declare("rescale_back_rows", ShaderKernel(_bind_rows, mixed=(0,)))
-declare(
-    "rescale_back_out_prod", ShaderKernel(_bind_product, lacks=_lacks, scratch=_scratch, mixed=(0,))
-)
+declare("rescale", _bind_rescale, mixed=(0, 2))
+declare("rescale_back", _bind_back, mixed=(0,))
+declare("rescale_back_rows", _bind_rows, mixed=(0,))
+declare("rescale_back_out_prod", _bind_product, lacks=_lacks, scratch=_scratch, mixed=(0,))

@@ -12,9 +12,9 @@ from math import pi
 import numpy as np
 
 from pyggml.backends.webgpu.ops.dropout import TIMES
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import Dispatch
 from pyggml.ops.attention.positions import rotations
 
 # -- the table ------------------------------------------------------------------------------------
@@ -38,36 +38,27 @@ fn divided(f: vec2<u32>, by: f32) -> vec2<u32> {
     return quotient;
 }
 """
-_TABLE = (
-    TIMES
-    + _DIVIDED
-    + whole(
-        """
-    let i = group * 256u + me;
-    if (i < T * PAIRS) {
-        let t = i / PAIRS;
-        let pair = i % PAIRS;
-        let position = positions_at(u32(turns_at(3u * pair)) * T + t);
-        let steps = u32(abs(position));
-        var f = bitcast<vec2<u32>>(vec2<i32>(turns_at(3u * pair + 1u), turns_at(3u * pair + 2u)));
-        if (DIVIDED) { f = divided(f, factors_at(pair)); }
-        let turn = steps * f.x + times(steps, f.y).x;
-        let quarter = (turn + 0x20000000u) >> 30u;
-        let x = f32(bitcast<i32>(turn - (quarter << 30u))) * 1.4629180792671596e-9;
-        let z = x * x;
-        let s = x + x * z * (-1.6666654611e-1 + z * (8.3321608736e-3 - z * 1.9515295891e-4));
-        let rest = 4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5);
-        let c = 1.0 - 0.5 * z + z * z * rest;
-        let first = select(c, s, (quarter & 1u) == 1u);
-        let second = select(s, c, (quarter & 1u) == 1u);
-        let cosine = select(first, -first, quarter == 1u || quarter == 2u);
-        let sine = select(second, -second, quarter >= 2u);
-        put_y(2u * t * PAIRS + pair, FACTOR * cosine);
-        put_y((2u * t + 1u) * PAIRS + pair, FACTOR * select(sine, -sine, position < 0));
-    }
+_TABLE = """
+    let t = i / PAIRS;
+    let pair = i % PAIRS;
+    let position = positions_at(u32(turns_at(3u * pair)) * T + t);
+    let steps = u32(abs(position));
+    var f = bitcast<vec2<u32>>(vec2<i32>(turns_at(3u * pair + 1u), turns_at(3u * pair + 2u)));
+    if (DIVIDED) { f = divided(f, factors_at(pair)); }
+    let turn = steps * f.x + times(steps, f.y).x;
+    let quarter = (turn + 0x20000000u) >> 30u;
+    let x = f32(bitcast<i32>(turn - (quarter << 30u))) * 1.4629180792671596e-9;
+    let z = x * x;
+    let s = x + x * z * (-1.6666654611e-1 + z * (8.3321608736e-3 - z * 1.9515295891e-4));
+    let rest = 4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5);
+    let c = 1.0 - 0.5 * z + z * z * rest;
+    let first = select(c, s, (quarter & 1u) == 1u);
+    let second = select(s, c, (quarter & 1u) == 1u);
+    let cosine = select(first, -first, quarter == 1u || quarter == 2u);
+    let sine = select(second, -second, quarter >= 2u);
+    put_y(2u * t * PAIRS + pair, FACTOR * cosine);
+    put_y((2u * t + 1u) * PAIRS + pair, FACTOR * select(sine, -sine, position < 0));
 """
-    )
-)
 
 
 def _table(site: ShaderSite) -> Sequence[Dispatch]:
@@ -78,7 +69,7 @@ def _table(site: ShaderSite) -> Sequence[Dispatch]:
     turns = site.constant(_turns(axes, radians))
     views = {"y": site.out, "positions": site.src[0], "turns": turns}
     views["factors"] = site.src[1] if divided else turns.of("f32")
-    return [site.shaders.dispatch(_TABLE, views, per_element(n_tokens * n_pairs), constants)]
+    return [site.shaders.each(_TABLE, n_tokens * n_pairs, views, constants, TIMES + _DIVIDED)]
 
 
 def _turns(axes: np.ndarray, radians: np.ndarray) -> np.ndarray:
@@ -88,15 +79,13 @@ def _turns(axes: np.ndarray, radians: np.ndarray) -> np.ndarray:
     return np.stack([w.astype(np.uint32) for w in words], axis=1).view(np.int32)
 
 
-declare("rope_table", ShaderKernel(_table))
+declare("rope_table", _table)
 
 
 # -- pairs turned by it ---------------------------------------------------------------------------
 
 
 _TURN = """
-    let i = group * 256u + me;
-    if (i >= JOBS) { return; }
     let head = i / (D - PAIRS);
     let job = i % (D - PAIRS);
     let start = head * D;
@@ -123,12 +112,11 @@ def _rotate(sign: float, site: ShaderSite) -> Sequence[Dispatch]:
     (*_, n_heads, d), n_pairs, p = x.shape, table.shape[2], site.node.params
     jobs = x.n_elements // d * (d - n_pairs)
     constants = {
-        "JOBS": jobs, "D": d, "PAIRS": n_pairs, "HEADS": n_heads, "TOKENS": table.shape[0],
+        "D": d, "PAIRS": n_pairs, "HEADS": n_heads, "TOKENS": table.shape[0],
         "OFFSET": int(p["offset"]), "NEOX": bool(p["neox"]), "SIGN": sign,
     }  # fmt: skip
-    views = {"y": site.out, "x": site.src[0], "table": site.src[1]}
-    return [site.shaders.dispatch(_TURN, views, per_element(jobs), constants)]
+    return site.each(_TURN, "x table", constants, jobs)
 
 
-declare("rope_apply", ShaderKernel(partial(_rotate, 1.0)))
-declare("rope_apply_back", ShaderKernel(partial(_rotate, -1.0)))
+declare("rope_apply", partial(_rotate, 1.0))
+declare("rope_apply_back", partial(_rotate, -1.0))

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from pyggml.backends.webgpu.ops.layout import TO_F16
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch
 from pyggml.backends.webgpu.wgsl.weights import QUAD, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Shape, Tensor
@@ -18,20 +18,17 @@ from pyggml.quants import QUANTS
 _PLAIN = (F32, I32, F16, BF16)
 _FIRST_ID = "(b / INNER % IDS_OUTER * IDS_INNER + b % INNER % IDS_INNER) * N_IDS"  # of batch b
 _GET = """
-    let i = group * 256u + me;
-    if (i < TOTAL) {
-        let row = i / N;
-        let b = row / N_IDS;
-        let wanted = ids_at(FIRST_ID + row % N_IDS);
-        if (wanted < 0 || u32(wanted) >= N_ROWS) {
-            put_fault(0u, i32(NO_ROW));
-        } else {
-            let from_ = b * N_ROWS + u32(wanted);
-            if (from_ >= FIRST_ROW && from_ - FIRST_ROW < ROWS_HERE) {
-                let at = from_ - FIRST_ROW;
-                let j = i % N;
-                PUT
-            }
+    let row = i / N;
+    let b = row / N_IDS;
+    let wanted = ids_at(FIRST_ID + row % N_IDS);
+    if (wanted < 0 || u32(wanted) >= N_ROWS) {
+        put_fault(0u, i32(NO_ROW));
+    } else {
+        let from_ = b * N_ROWS + u32(wanted);
+        if (from_ >= FIRST_ROW && from_ - FIRST_ROW < ROWS_HERE) {
+            let at = from_ - FIRST_ROW;
+            let j = i % N;
+            PUT
         }
     }
 """.replace("FIRST_ID", _FIRST_ID)
@@ -74,11 +71,8 @@ def parts_of(
     most = n_rows if view.n_bytes <= limit else max((limit - limit // 64) // row_bytes, 1)
     for first in range(0, n_rows, most):
         rows = min(most, n_rows - first)
-        yield (
-            first,
-            rows,
-            BufferRange(view.buffer, view.start + first * row_bytes, rows * row_bytes, "u8"),
-        )
+        here = BufferRange(view.buffer, view.start + first * row_bytes, rows * row_bytes, "u8")
+        yield first, rows, here
 
 
 def _get_rows(site: ShaderSite) -> Sequence[Dispatch]:
@@ -86,16 +80,15 @@ def _get_rows(site: ShaderSite) -> Sequence[Dispatch]:
     *batch, n_rows, n = table.shape
     cell, no_row = no_such_row(site, n_rows)
     functions, put, unit = _unpack_functions(table.dtype)
-    body = functions + whole(_GET.replace("PUT", put))
-    total, calls = site.node.n_elements // unit, []
+    body, calls = _GET.replace("PUT", put), list[Dispatch]()
     for first, rows, rows_of_table in parts_of(table, site.src[0], site.shaders.limit):
         constants = _batches(tuple(batch), ids.shape) | {
-            "TOTAL": total, "N": n // unit, "N_ROWS": n_rows, "NO_ROW": no_row,
-            "FIRST_ROW": first, "ROWS_HERE": rows,
+            "N": n // unit, "N_ROWS": n_rows, "NO_ROW": no_row, "FIRST_ROW": first,
+            "ROWS_HERE": rows,
         }  # fmt: skip
         w = numbers(rows_of_table, table.dtype) if table.dtype in _PLAIN else rows_of_table
-        views = {"y": site.out, "w": w, "ids": site.src[1], "fault": cell}
-        calls.append(site.shaders.dispatch(body, views, per_element(total), constants))
+        n_units = site.node.n_elements // unit
+        calls += site.each(body, "w ids", constants, n_units, functions, w=w, fault=cell)
     return calls
 
 
@@ -109,19 +102,16 @@ def _unread(node: Tensor) -> str | None:
 
 # A thread has a column of one batch, and adds in the order of ids: each run gives the same.
 _ADD = """
-    let i = group * 256u + me;
-    if (i < TOTAL) {
-        let b = i / N;
-        let j = i % N;
-        for (var row = 0u; row < N_ROWS; row++) { put_y((b * N_ROWS + row) * N + j, 0.0); }
-        for (var k = 0u; k < N_IDS; k++) {
-            let wanted = ids_at(FIRST_ID + k);
-            if (wanted < 0 || u32(wanted) >= N_ROWS) {
-                put_fault(0u, i32(NO_ROW));
-            } else {
-                let at = (b * N_ROWS + u32(wanted)) * N + j;
-                put_y(at, y_at(at) + dy_at((b * N_IDS + k) * N + j));
-            }
+    let b = i / N;
+    let j = i % N;
+    for (var row = 0u; row < N_ROWS; row++) { put_y((b * N_ROWS + row) * N + j, 0.0); }
+    for (var k = 0u; k < N_IDS; k++) {
+        let wanted = ids_at(FIRST_ID + k);
+        if (wanted < 0 || u32(wanted) >= N_ROWS) {
+            put_fault(0u, i32(NO_ROW));
+        } else {
+            let at = (b * N_ROWS + u32(wanted)) * N + j;
+            put_y(at, y_at(at) + dy_at((b * N_IDS + k) * N + j));
         }
     }
 """.replace("FIRST_ID", _FIRST_ID)
@@ -131,35 +121,26 @@ def _get_rows_back(site: ShaderSite) -> Sequence[Dispatch]:
     dy, ids = site.node.src
     batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
     cell, no_row = no_such_row(site, n_rows)
-    total = prod(batch) * n
-    constants = {"TOTAL": total, "N": n, "N_ROWS": n_rows, "NO_ROW": no_row}
-    constants |= _batches(batch, ids.shape)
-    views = {"y": site.out, "dy": site.src[0], "ids": site.src[1], "fault": cell}
-    return [site.shaders.dispatch(_ADD, views, per_element(total), constants)]
+    constants = {"N": n, "N_ROWS": n_rows, "NO_ROW": no_row, **_batches(batch, ids.shape)}
+    return site.each(_ADD, "dy ids", constants, prod(batch) * n, fault=cell)
 
 
 # -- set_rows -----------------------------------------------------------------------------------
 
 _CHECK = """
-    let i = group * 256u + me;
-    if (i < TOTAL) {
-        let wanted = ids_at(i);
-        if (wanted < 0 || u32(wanted) >= N_ROWS) { put_fault(0u, i32(NO_ROW)); }
-        for (var other = i / N_IDS * N_IDS; other < i; other++) {
-            if (ids_at(other) == wanted) { put_fault(0u, i32(TWICE)); }
-        }
+    let wanted = ids_at(i);
+    if (wanted < 0 || u32(wanted) >= N_ROWS) { put_fault(0u, i32(NO_ROW)); }
+    for (var other = i / N_IDS * N_IDS; other < i; other++) {
+        if (ids_at(other) == wanted) { put_fault(0u, i32(TWICE)); }
     }
 """
 # Of each row N words; a word is a number, or two of float16.
 _SET = """
-    let i = group * 256u + me;
-    if (i < TOTAL) {
-        let row = i / N;
-        let b = row / N_IDS;
-        let wanted = ids_at(FIRST_ID + row % N_IDS);
-        if (wanted >= 0 && u32(wanted) < N_ROWS) {
-            put_y((b * N_ROWS + u32(wanted)) * N + i % N, WORD);
-        }
+    let row = i / N;
+    let b = row / N_IDS;
+    let wanted = ids_at(FIRST_ID + row % N_IDS);
+    if (wanted >= 0 && u32(wanted) < N_ROWS) {
+        put_y((b * N_ROWS + u32(wanted)) * N + i % N, WORD);
     }
 """.replace("FIRST_ID", _FIRST_ID)
 _TWO_F16 = "to_f16(x_at(2u * i)) | (to_f16(x_at(2u * i + 1u)) << 16u)"
@@ -173,17 +154,13 @@ def _set_rows(site: ShaderSite) -> Sequence[Dispatch]:
     cell, no_row = no_such_row(site, n_rows)
     _, twice = site.fault("set_rows: an id is named twice")
     _, x, numbers_ = site.src
-    check = {"TOTAL": ids.n_elements, "N_IDS": ids.shape[-1], "N_ROWS": n_rows}
-    check |= {"NO_ROW": no_row, "TWICE": twice}
-    total = site.node.src[1].n_elements // per_word
-    constants = _batches(batch, ids.shape) | {"TOTAL": total, "N": n, "N_ROWS": n_rows}
+    check = {"N_IDS": ids.shape[-1], "N_ROWS": n_rows, "NO_ROW": no_row, "TWICE": twice}
+    constants = _batches(batch, ids.shape) | {"N": n, "N_ROWS": n_rows}
     put = _SET.replace("WORD", _TWO_F16 if per_word == 2 else "bitcast<u32>(x_at(i))")
-    body, dispatch = TO_F16 + whole(put), site.shaders.dispatch
-    views = {"ids": numbers_, "fault": cell}
-    rows = {"y": site.out.of("u32"), "x": x, "ids": numbers_}
+    rows, total = {"y": site.out.of("u32"), "x": x, "ids": numbers_}, site.node.src[1].n_elements
     return [
-        dispatch(_CHECK, views, per_element(ids.n_elements), check),
-        dispatch(body, rows, per_element(total), constants),
+        site.shaders.each(_CHECK, ids.n_elements, {"ids": numbers_, "fault": cell}, check),
+        site.shaders.each(put, total // per_word, rows, constants, TO_F16),
     ]
 
 
@@ -197,6 +174,6 @@ def _unset(node: Tensor) -> str | None:
     return None
 
 
-declare("get_rows", ShaderKernel(_get_rows, lacks=_unread, tiled=(0,)))
-declare("get_rows_back", ShaderKernel(_get_rows_back))
-declare("set_rows", ShaderKernel(_set_rows, lacks=_unset, mixed=(0, 3)))
+declare("get_rows", _get_rows, lacks=_unread, tiled=(0,))
+declare("get_rows_back", _get_rows_back)
+declare("set_rows", _set_rows, lacks=_unset, mixed=(0, 3))

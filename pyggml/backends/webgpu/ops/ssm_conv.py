@@ -5,9 +5,9 @@ Row m of what a token may see is state m for m < BACK, else token m − BACK.
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.runtime.kernel import ShaderKernel, ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+from pyggml.backends.webgpu.wgsl.shader import Dispatch
 
 _KNOWN = """
 fn known(m: u32, c: u32) -> f32 {
@@ -15,9 +15,7 @@ fn known(m: u32, c: u32) -> f32 {
     return x_at((m - BACK) * C + c);
 }
 """
-_FORWARD = _KNOWN + whole(
-    """
-    let i = group * 256u + me;
+_FORWARD = """
     let c = i % C;
     if (i < T * C) {
         var total = 0.0;
@@ -28,41 +26,32 @@ _FORWARD = _KNOWN + whole(
     }
     if (i < BACK * C) { put_last(i, known(T + i / C, c)); }
 """
-)
 # Each row m has reached the tokens m − BACK … m of its own sequence.
 _BACK_X = """
-    let i = group * 256u + me;
-    if (i < (BACK + T) * C) {
-        let m = i / C;
-        let c = i % C;
-        var total = 0.0;
-        for (var back = 0u; back <= BACK; back++) {
-            if (m + back >= BACK && m + back - BACK < T) {
-                let t = m + back - BACK;
-                if (i32(back) <= positions_at(t)) {
-                    total += w_at(c * (BACK + 1u) + BACK - back) * dy_at(t * C + c);
-                }
-            }
-        }
-        if (m < BACK) { put_dstate(i, total); } else { put_dx(i - BACK * C, total); }
-    }
-"""
-_BACK_W = _KNOWN + whole(
-    """
-    let i = group * 256u + me;
-    if (i < (BACK + 1u) * C) {
-        let c = i / (BACK + 1u);
-        let back = BACK - i % (BACK + 1u);
-        var total = 0.0;
-        for (var t = 0u; t < T; t++) {
+    let m = i / C;
+    let c = i % C;
+    var total = 0.0;
+    for (var back = 0u; back <= BACK; back++) {
+        if (m + back >= BACK && m + back - BACK < T) {
+            let t = m + back - BACK;
             if (i32(back) <= positions_at(t)) {
-                total += dy_at(t * C + c) * known(BACK + t - back, c);
+                total += w_at(c * (BACK + 1u) + BACK - back) * dy_at(t * C + c);
             }
         }
-        put_dw(i, total);
     }
+    if (m < BACK) { put_dstate(i, total); } else { put_dx(i - BACK * C, total); }
 """
-)
+_BACK_W = """
+    let c = i / (BACK + 1u);
+    let back = BACK - i % (BACK + 1u);
+    var total = 0.0;
+    for (var t = 0u; t < T; t++) {
+        if (i32(back) <= positions_at(t)) {
+            total += dy_at(t * C + c) * known(BACK + t - back, c);
+        }
+    }
+    put_dw(i, total);
+"""
 
 
 def _sizes(site: ShaderSite) -> dict[str, int | float]:
@@ -71,25 +60,23 @@ def _sizes(site: ShaderSite) -> dict[str, int | float]:
 
 
 def _forward(site: ShaderSite) -> Sequence[Dispatch]:
-    sizes = _sizes(site)
-    views = dict(zip(("state", "x", "w", "positions"), site.src, strict=True))
-    views |= {"y": site.out, "last": site.saved[0]}
+    sizes, (last,) = _sizes(site), site.saved
     n = int(max(sizes["T"], sizes["BACK"]) * sizes["C"])
-    return [site.shaders.dispatch(_FORWARD, views, per_element(n), sizes)]
+    return site.each(_FORWARD, "state x w positions", sizes, n, _KNOWN, last=last)
 
 
 def _backward(site: ShaderSite) -> Sequence[Dispatch]:
-    sizes, dispatch = _sizes(site), site.shaders.dispatch
+    sizes, each = _sizes(site), site.shaders.each
     state, x, w, positions, dy = site.src
     dstate, dw = site.saved
     n = int((sizes["T"] + sizes["BACK"]) * sizes["C"])
     of_x = {"dx": site.out, "dstate": dstate, "w": w, "positions": positions, "dy": dy}
     of_w = {"dw": dw, "state": state, "x": x, "positions": positions, "dy": dy}
     return [
-        dispatch(_BACK_X, of_x, per_element(n), sizes),
-        dispatch(_BACK_W, of_w, per_element(site.node.src[2].n_elements), sizes),
+        each(_BACK_X, n, of_x, sizes),
+        each(_BACK_W, site.node.src[2].n_elements, of_w, sizes, _KNOWN),
     ]
 
 
-declare("ssm_conv", ShaderKernel(_forward))
-declare("ssm_conv_back", ShaderKernel(_backward))
+declare("ssm_conv", _forward)
+declare("ssm_conv_back", _backward)

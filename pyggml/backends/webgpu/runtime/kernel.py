@@ -1,6 +1,6 @@
 """How the device computes an op: `ShaderKernel`, and the `ShaderSite` that it is bound to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +20,28 @@ class ShaderSite(kernels.NodeSite[BufferRange]):
 
     shaders: Shaders
     faults: Faults  # a kernel notes one by put_fault(0u, number)
-    constant: Callable[
-        [np.ndarray], BufferRange
-    ]  # a small array of the host's, copied to the device
+    # a small array of the host's, copied to the device
+    constant: Callable[[np.ndarray], BufferRange]
 
     def fault(self, sentence: str) -> tuple[BufferRange, int]:
         """The cell and the number of a fault."""
         cell: BufferRange = self.faults.cell
         return cell, self.faults.number(sentence)
+
+    def each(
+        self,
+        body: str,
+        names: str,
+        constants: Mapping[str, int | float] | None = None,
+        n: int | None = None,
+        functions: str = "",
+        **more: BufferRange,
+    ) -> list[Dispatch]:
+        """`Shaders.each` for the numbers of the result, y, or n others. names: those of the
+        sources; more: further views, and others in place of these."""
+        views = {"y": self.out, **dict(zip(names.split(), self.src, strict=True)), **more}
+        n = self.node.n_elements if n is None else n
+        return [self.shaders.each(body, n, views, constants, functions)]
 
 
 _KINDS = {F32: "f32", I32: "i32", F16: "f16", BF16: "bf16"}

@@ -3,5 +3,5 @@
 from pyggml.backends.kit.kernels import KernelTable
 from pyggml.backends.webgpu.runtime.kernel import ShaderKernel
 
-_TABLE: KernelTable[ShaderKernel] = KernelTable("pyggml.backends.webgpu.ops")
+_TABLE = KernelTable(ShaderKernel, "pyggml.backends.webgpu.ops")
 declare, kernels = _TABLE.declare, _TABLE.kernels

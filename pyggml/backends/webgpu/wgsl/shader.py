@@ -180,6 +180,19 @@ class Shaders:
         pipeline = self._compiled(text)
         return Dispatch(pipeline, self._bindings(pipeline, windows, words), _grid(groups))
 
+    def each(
+        self,
+        body: str,
+        n: int,
+        views: Mapping[str, BufferRange],
+        constants: Mapping[str, int | float] | None = None,
+        functions: str = "",
+    ) -> Dispatch:
+        """The dispatch of a body for each i below n, a thread for each; functions: what it calls
+        besides."""
+        text = functions + whole(f"let i = group * 256u + me;\nif (i < COUNT) {{\n{body}\n}}")
+        return self.dispatch(text, views, per_element(n), {**(constants or {}), "COUNT": n})
+
     def _make_grids(self, name: str) -> BufferRange:
         """The grids of a weight type, on the device once."""
         words = grid_words(name)

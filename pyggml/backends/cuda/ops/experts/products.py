@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.gemm.few_experts import ExpertProduct, expert_products, takes
 from pyggml.backends.cuda.gemm.grouped import order_call, product_call, tile_of
 from pyggml.backends.cuda.gemm.grouped_tile import GroupedTile
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_result
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX, small
 from pyggml.backends.cuda.runtime.table import declare
@@ -31,7 +32,6 @@ from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
 _WARPS = small(8)  # of a block
-_ZERO = np.float32(0)
 _FEW_ROWS = 64  # of a result, below which no expert has enough of them for a tile
 
 
@@ -47,7 +47,7 @@ def _dotter(name: str) -> Any:
 
         @device
         def dot(w, start, x, of_x, k, lane):
-            total = _ZERO
+            total = ZERO
             for j in range(lane, k, LANES):
                 total += weight(w, start + j * block_bytes, 0) * x[of_x + j]
             return total
@@ -66,7 +66,7 @@ def _dotter(name: str) -> Any:
     @device
     def dot_of_blocks(w, start, x, of_x, k, lane):
         total = cuda.local.array(1, np.float32)
-        total[0] = _ZERO
+        total[0] = ZERO
         for i in range(lane, k // block * pieces, LANES):
             b = i // pieces
             at = start + b * block_bytes
@@ -89,7 +89,7 @@ def _forward(name: str) -> Any:
         row_bytes = k // block * block_bytes
         for i in range(cuda.blockIdx.x * _WARPS + warp, y.size, cuda.gridDim.x * _WARPS):
             row, column = i // n, i % n
-            expert, total = ids[row], _ZERO
+            expert, total = ids[row], ZERO
             if 0 <= expert < n_experts:
                 start = (np.int64(expert) * n + column) * row_bytes
                 total = dot(w, start, x, row // rows_of_x * k, k, lane)
@@ -114,7 +114,7 @@ def _backward(name: str) -> Any:
         row_bytes = k // block * block_bytes
         for i in range(cuda.grid(1), dx.size, cuda.gridsize(1)):
             row, column = i // k, i % k
-            expert, total = ids[row], _ZERO
+            expert, total = ids[row], ZERO
             if 0 <= expert < n_experts:
                 start = np.int64(expert) * n * row_bytes + column // block * block_bytes
                 for j in range(n):
@@ -131,7 +131,7 @@ def _sums(dw, x, dy, ids, n, k, rows_of_x, n_experts, fault, number):
     """dw[e, n, k] = Σ dy[r, n] · x[r, k] over the rows r of expert e: a thread for each number."""
     for i in range(cuda.grid(1), dw.size, cuda.gridsize(1)):
         expert, rest = i // (n * k), i % (n * k)
-        row_of_w, column, total = rest // k, rest % k, _ZERO
+        row_of_w, column, total = rest // k, rest % k, ZERO
         for row in range(ids.size):
             if ids[row] == expert:
                 total += dy[row * n + row_of_w] * x[row // rows_of_x * k + column]
@@ -145,7 +145,7 @@ def _sums_in_order(dw, x, dy, places, starts, n, k, rows_of_x):
     """The same, where the rows of each expert are known."""
     for i in range(cuda.grid(1), dw.size, cuda.gridsize(1)):
         expert, rest = i // (n * k), i % (n * k)
-        row_of_w, column, total = rest // k, rest % k, _ZERO
+        row_of_w, column, total = rest // k, rest % k, ZERO
         for place in range(starts[expert], starts[expert + 1]):
             row = np.int64(places[place])
             total += dy[row * n + row_of_w] * x[row // rows_of_x * k + column]
@@ -159,7 +159,7 @@ def _add(y, x, b, ids, n, n_experts, fault, number):
         if 0 <= expert < n_experts:
             y[i] = x[i] + b[expert * n + i % n]
         else:
-            y[i] = _ZERO
+            y[i] = ZERO
             cuda.atomic.max(fault, 0, number)
 
 
@@ -287,9 +287,8 @@ def _bind_backward(site: CudaSite) -> Call:
     w = site.node.src[0]
     fault, number = _fault(site, w.shape[0])
     return per_element(
-        _backward(w.dtype.name), site.out.size, site.stream, site.out,
-        site.src[0].view(np.uint8), site.src[1], site.src[2], w.shape,
-        fault, number,
+        _backward(w.dtype.name), site.out.size, site.stream, site.out, site.src[0].view(np.uint8),
+        site.src[1], site.src[2], w.shape, fault, number,
     )  # fmt: skip
 
 
@@ -314,7 +313,7 @@ def _bind_add(site: CudaSite) -> Call:
     return per_result(_add, site, n, n_experts, fault, number)
 
 
-declare("mul_mat_id", CudaKernel(_bind_forward, scratch=_scratch, shared=_shared_order))
-declare("mul_mat_id_back", CudaKernel(_bind_backward, scratch=_scratch, shared=_shared_order))
-declare("out_prod_id", CudaKernel(_bind_sums, scratch=_order_scratch))
-declare("add_id", CudaKernel(_bind_add))
+declare("mul_mat_id", _bind_forward, scratch=_scratch, shared=_shared_order)
+declare("mul_mat_id_back", _bind_backward, scratch=_scratch, shared=_shared_order)
+declare("out_prod_id", _bind_sums, scratch=_order_scratch)
+declare("add_id", _bind_add)

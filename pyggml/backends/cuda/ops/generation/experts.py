@@ -16,12 +16,7 @@ from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.gemm.few_experts import expert_products
 from pyggml.backends.cuda.ops.experts.products import are_few, few_rows
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.early import (
-    await_others,
-    early_kernel,
-    least_shared,
-    release_others,
-)
+from pyggml.backends.cuda.runtime.early import early_kernel, follow, least_shared
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch, per_element
@@ -69,8 +64,7 @@ _MANY = 1 << 16  # numbers of the sum from which on threads take four each
 
 def _add_experts(out, other, y, n, n_used):
     """out[t, i] = other[t, i] + Σ_u y[t, u, i]; out may be other."""
-    await_others()
-    release_others()
+    follow()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         at, total = i // n * n_used * n + i % n, ZERO
         for u in range(n_used):
@@ -83,9 +77,7 @@ def _add_many_experts(out, other, y, n, n_used):
     """The same of many tokens, in fours; n of them in a row."""
     for i in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
         y_sum, o = sum_of_fours(y, i, n, n_used), load_four(other, 4 * i)
-        store_four(
-            out, 4 * i, o[0] + y_sum[0], o[1] + y_sum[1], o[2] + y_sum[2], o[3] + y_sum[3]
-        )  # fmt: skip
+        store_four(out, 4 * i, o[0] + y_sum[0], o[1] + y_sum[1], o[2] + y_sum[2], o[3] + y_sum[3])
 
 
 def _is_sum(m: Match, compute: Compute) -> bool:

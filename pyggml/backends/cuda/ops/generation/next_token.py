@@ -5,7 +5,6 @@ all. A logit and its index are one whole number, a rank: the greater rank is the
 of equal ones, the lower index. One launch computes both ops where they follow each other.
 """
 
-from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from pyggml.backends.cuda.runtime.early import (
     release_others,
 )
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
@@ -106,12 +105,9 @@ def _advance(choice, inputs):
     _move(inputs, choice[0])
 
 
-def _n_blocks(logits: Tensor) -> int:
-    return min(_BLOCKS, -(-logits.n_elements // _THREADS))
-
-
 def _scratch(node: Tensor, compute: Compute) -> int:
-    return 8 * _n_blocks(node.src[0])
+    """A rank of each block."""
+    return 8 * min(_BLOCKS, -(-node.src[0].n_elements // _THREADS))
 
 
 def _launch(site: CudaSite, inputs: tuple[Any, ...] = ()) -> Call:
@@ -130,24 +126,16 @@ def _inputs(site: CudaSite) -> tuple[Any, ...]:
     return site.out, *inputs
 
 
-def _bind_advance(site: CudaSite) -> Call:
-    return launch(_advance, 1, 1, site.stream, site.src[1], _inputs(site))
-
-
-def _bind_both(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
-    choosing, moving = sites
-    return _launch(choosing, _inputs(moving))
-
-
 def _sample(rng: np.random.Generator) -> Graph:
     token, *inputs = (zeros(shape, I32) for shape in ((1,), (1,), (1,), (1, 2)))
     choice = likeliest(drawn(rng, 1, 1234))
     return Graph.of(choice, advance(token, choice, *inputs))
 
 
-declare("likeliest", CudaKernel(_launch, scratch=_scratch))
-declare("advance", CudaKernel(_bind_advance))
+declare("likeliest", _launch, scratch=_scratch)
+declare("advance", lambda site: launch(_advance, 1, 1, site.stream, site.src[1], _inputs(site)))
 LIKELIEST_ADVANCE = Fusion(
     near("choice = likeliest(logits); moved = advance(tokens, choice, *others)"),
-    lambda m, compute: True, _bind_both, _sample, scratch=_scratch,
+    lambda m, compute: True, lambda sites, is_read: _launch(sites[0], _inputs(sites[1])), _sample,
+    scratch=_scratch,
 )  # fmt: skip

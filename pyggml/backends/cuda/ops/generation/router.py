@@ -26,6 +26,7 @@ from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
     early_kernel,
+    follow,
     least_shared,
     release_others,
 )
@@ -91,8 +92,7 @@ def _choose(chosen, weights, row, x, at, n, n_used, least, greatest):
 
 def _route(chosen, weights, x, n, n_used, least, greatest):
     """The choice for each row of x (rows, n), by a warp."""
-    await_others()
-    release_others()
+    follow()
     for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
         _choose(chosen, weights, row, x, row * n, n, n_used, least, greatest)
 

@@ -20,7 +20,6 @@ from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import (
     load_four,
     load_four_bf16,
-    put_four_bf16,
     store_four,
     sum_of_fours,
     vectorizable,
@@ -29,9 +28,10 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits
 from pyggml.backends.cuda.ops.reduce import row_sums
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element, per_result
 from pyggml.backends.cuda.runtime.table import declare
+from pyggml.backends.cuda.weights.unpack import round_fours
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Shape, Tensor, contiguous_strides
@@ -93,12 +93,6 @@ def _four_by_four(out, x):
 
 
 @kernel
-def _fours_to_bf16(out, x):
-    for four in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
-        put_four_bf16(out, 4 * four, *load_four(x, 4 * four))
-
-
-@kernel
 def _fours_of_bf16(out, x):
     for four in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
         store_four(out, 4 * four, *load_four_bf16(x, 4 * four))
@@ -107,7 +101,7 @@ def _fours_of_bf16(out, x):
 # By the types of source and result; bfloat16 is uint16.
 _FOURS = {
     (np.float32, np.float32): _four_by_four,
-    (np.float32, np.uint16): _fours_to_bf16,
+    (np.float32, np.uint16): round_fours,
     (np.uint16, np.float32): _fours_of_bf16,
 }
 
@@ -155,10 +149,6 @@ def _copy_lacks(node: Tensor) -> str | None:
     if x.dtype is not node.dtype and not {x.dtype, node.dtype} <= {F32, F16, BF16}:
         return f"{x.dtype} to {node.dtype}"
     return f"{x.dtype} with gaps" if x.dtype.quantised and not x.is_contiguous else None
-
-
-def _quantised_refusal(node: Tensor) -> str | None:
-    return f"{node.dtype} is quantised" if node.dtype.quantised else None
 
 
 def _not_plain(node: Tensor) -> str | None:
@@ -284,19 +274,16 @@ def _tiles_back(site: CudaSite) -> Call:
     shape, small, step = sizes(x.shape), sizes(site.node.shape), steps_of(_elements(x))
     tile_steps = tuple(np.int64(s * n) for s, n in zip(step, small, strict=True))
     times = tuple(np.int64(n // m) if m else np.int64(1) for n, m in zip(shape, small, strict=True))
-    return per_result(
-        _repeat_back, site, shape, small, step, tile_steps,
-        times,
-    )  # fmt: skip
+    return per_result(_repeat_back, site, shape, small, step, tile_steps, times)
 
 
 for _name in ("cont", "dup", "cpy", "cpy_into"):
-    declare(_name, CudaKernel(_copy, _copy_lacks))
-declare("concat", CudaKernel(_concat, _quantised_refusal))
-declare("narrow_back", CudaKernel(_narrow_back))
-declare("fill", CudaKernel(lambda site: fill(site, *site.scalars)))
-declare("repeat", CudaKernel(_tiles, _not_plain))
-declare("repeat_back", CudaKernel(_tiles_back, scratch=_tiles_back_scratch))
+    declare(_name, _copy, _copy_lacks)
+declare("concat", _concat, lambda t: f"{t.dtype} is quantised" if t.dtype.quantised else None)
+declare("narrow_back", _narrow_back)
+declare("fill", lambda site: fill(site, *site.scalars))
+declare("repeat", _tiles, _not_plain)
+declare("repeat_back", _tiles_back, scratch=_tiles_back_scratch)
 
 
 # -- windows of a tensor: numbers written into one, added to one ----------------------------------
@@ -342,9 +329,9 @@ def _first(site: CudaSite) -> Call:
     return copy_of(site.out, site.src[0], site.node.src[0], site.stream)
 
 
-declare("acc", CudaKernel(_after(_first, _add), _overlaps))
-declare("set", CudaKernel(_after(_first, _set), _not_plain))
-declare("view_back", CudaKernel(_after(lambda site: fill(site, ZERO), _add), _overlaps))
+declare("acc", _after(_first, _add), _overlaps)
+declare("set", _after(_first, _set), _not_plain)
+declare("view_back", _after(lambda site: fill(site, ZERO), _add), _overlaps)
 
 
 # -- triangular and diagonal matrices -------------------------------------------------------------
@@ -388,6 +375,11 @@ def _bind_solve(site: CudaSite, transposed: bool) -> Call:
     return per_element(_solve, columns, site.stream, site.out, *site.src, n, m, transposed)
 
 
+def _by_width(run: Any, site: CudaSite) -> Call:
+    """The kernel gets the numbers of a row of the result."""
+    return per_result(run, site, site.node.shape[-1])
+
+
 @kernel
 def _diag(out, x, n):
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
@@ -401,18 +393,8 @@ def _diag_back(out, dy, n):
         out[i] = dy[i * n + i % n]
 
 
-def _bind_diag(site: CudaSite) -> Call:
-    n = site.node.shape[-1]
-    return per_result(_diag, site, n)
-
-
-def _bind_diag_back(site: CudaSite) -> Call:
-    n = site.node.shape[-1]
-    return per_result(_diag_back, site, n)
-
-
-declare("tri", CudaKernel(_bind_tri))
-declare("solve_tri", CudaKernel(partial(_bind_solve, transposed=False)))
-declare("solve_tri_t", CudaKernel(partial(_bind_solve, transposed=True)))
-declare("diag", CudaKernel(_bind_diag))
-declare("diag_back", CudaKernel(_bind_diag_back))
+declare("tri", _bind_tri)
+declare("solve_tri", partial(_bind_solve, transposed=False))
+declare("solve_tri_t", partial(_bind_solve, transposed=True))
+for _name, _run in (("diag", _diag), ("diag_back", _diag_back)):
+    declare(_name, partial(_by_width, _run))

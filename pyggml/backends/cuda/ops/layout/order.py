@@ -6,7 +6,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.order import order_of
 from pyggml.backends.cuda.code.warp import LANES, warp_max
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, launch, per_element, per_result, per_row
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
@@ -108,6 +108,6 @@ def _top_k(site: CudaSite) -> Call:
     return per_element(_rank, x.n_elements, site.stream, site.out, *site.src, x.shape[-1], k, True)
 
 
-declare("argmax", CudaKernel(_bind_argmax))
-declare("argsort", CudaKernel(_argsort))
-declare("top_k", CudaKernel(_top_k))
+declare("argmax", _bind_argmax)
+declare("argsort", _argsort)
+declare("top_k", _top_k)

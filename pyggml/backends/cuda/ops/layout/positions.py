@@ -11,8 +11,8 @@ from pyggml.backends.cuda.code.formulas import ONE
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.layout.copies import conversion
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
-from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.kernel import CudaSite
+from pyggml.backends.cuda.runtime.launches import per_element, per_result
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
@@ -38,8 +38,7 @@ def _bind_table(site: CudaSite) -> Call:
     factors = site.src[1] if len(site.src) > 1 else site.constant(ones)
     return per_element(
         _table, site.out.size // 2, site.stream, site.out, site.src[0],
-        site.constant(axes.astype(np.int32)), site.constant(radians),
-        factors, np.float64(m),
+        site.constant(axes.astype(np.int32)), site.constant(radians), factors, np.float64(m),
     )  # fmt: skip
 
 
@@ -77,9 +76,8 @@ def _bind_turn(sign: float, site: CudaSite) -> Call:
     d, n_heads, p = x.shape[-1], x.shape[-2], site.node.params
     n_jobs = x.n_elements // d * (d - table.shape[2])
     return per_element(
-        _turning(x.dtype, site.node.dtype), n_jobs, site.stream, site.out, *site.src,
-        d, n_heads, bool(p["neox"]), p["offset"], np.float32(sign),
-        table.shape[0],
+        _turning(x.dtype, site.node.dtype), n_jobs, site.stream, site.out, *site.src, d, n_heads,
+        bool(p["neox"]), p["offset"], np.float32(sign), table.shape[0],
     )  # fmt: skip
 
 
@@ -116,15 +114,9 @@ def _log_temperature(out, positions, strength, every, first):
         out[i] = ONE + strength * math.log(ONE + np.float32((positions[i] + first) // every))
 
 
-def _bind_temperature(site: CudaSite) -> Call:
-    return per_element(
-        _log_temperature, site.out.size, site.stream, site.out, *site.src, *site.scalars
-    )
-
-
-declare("rope_table", CudaKernel(_bind_table))
-declare("rope_apply", CudaKernel(partial(_bind_turn, 1)))
-declare("rope_apply_back", CudaKernel(partial(_bind_turn, -1)))
-declare("window_span", CudaKernel(_bind_span))
-declare("chunk_span", CudaKernel(_bind_chunk))
-declare("log_temperature", CudaKernel(_bind_temperature))
+declare("rope_table", _bind_table)
+declare("rope_apply", partial(_bind_turn, 1))
+declare("rope_apply_back", partial(_bind_turn, -1))
+declare("window_span", _bind_span)
+declare("chunk_span", _bind_chunk)
+declare("log_temperature", lambda site: per_result(_log_temperature, site, *site.scalars))

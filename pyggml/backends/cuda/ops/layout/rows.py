@@ -106,8 +106,7 @@ def _get_rows(site: CudaSite) -> Call:
     n_ids = prod(ids.shape[len(batch) :])
     fault = no_such_row(site, "get_rows", n_rows)
     return per_result(
-        _gather(table.dtype), site, n, n_ids, n_rows, tuple(batches),
-        site.faults.cell, fault,
+        _gather(table.dtype), site, n, n_ids, n_rows, tuple(batches), site.faults.cell, fault,
     )  # fmt: skip
 
 
@@ -151,9 +150,8 @@ def _added_rows(site: CudaSite) -> Call:
     n_ids = prod(ids.shape[len(batch) :])
     fault = no_such_row(site, "get_rows_back", n_rows)
     return per_row(
-        _add_rows, prod(batch) * n_ids, n, site.stream, site.out, *site.src[-2:], n, n_ids,
-        n_rows, tuple(Batches.of(batch, ids.shape)), site.faults.cell,
-        fault,
+        _add_rows, prod(batch) * n_ids, n, site.stream, site.out, *site.src[-2:], n, n_ids, n_rows,
+        tuple(Batches.of(batch, ids.shape)), site.faults.cell, fault,
     )  # fmt: skip
 
 
@@ -318,6 +316,6 @@ def _unwritten(node: Tensor) -> str | None:
     return f"rows of {kind} are packed by none of its kernels"
 
 
-declare("get_rows", CudaKernel(_get_rows))
-declare("get_rows_back", CudaKernel(lambda site: in_turn(fill(site, ZERO), _added_rows(site))))
-declare("set_rows", CudaKernel(_set_rows, _unwritten))
+declare("get_rows", _get_rows)
+declare("get_rows_back", lambda site: in_turn(fill(site, ZERO), _added_rows(site)))
+declare("set_rows", _set_rows, _unwritten)

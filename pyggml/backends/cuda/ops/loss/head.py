@@ -181,7 +181,7 @@ def _chunk(site: CudaSite, span: slice, memory: tuple[Any, Any, Any], rows: Loss
 
 
 for _name in LOSSES:
-    declare(_name, CudaKernel(_bind, lacks=_lacks, scratch=_scratch))
+    declare(_name, _bind, lacks=_lacks, scratch=_scratch)
 
 
 # -- with a matrix that stays unpacked ------------------------------------------------------------

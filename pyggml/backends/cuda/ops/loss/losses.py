@@ -7,25 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import load_four, storer, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.loss.row_ends import EACH, lies_in_fours, row_ends, sum_of
 from pyggml.backends.cuda.ops.norm.by_row import rows_call, target_fault
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops import cross_entropy_rows, cross_entropy_rows_back
 from pyggml.ops.loss.loss import LABELLED, LABELLED_BACK, SHARE, equal_shares, two_rows
-
-_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 def _halves(scratch: Any) -> tuple[Any, Any]:
@@ -50,12 +48,12 @@ def _loss(site: CudaSite) -> Call:
     return in_turn(*_of_labels(LABELLED, site, terms), sum_of(site.out, terms, site.stream))
 
 
-def _loss_back(site: CudaSite) -> Call:
-    return in_turn(*_of_labels(LABELLED_BACK, site, site.out))
-
-
-declare("cross_entropy_loss", CudaKernel(_loss, scratch=two_rows))
-declare("cross_entropy_loss_back", CudaKernel(_loss_back, scratch=two_rows))
+declare("cross_entropy_loss", _loss, scratch=two_rows)
+declare(
+    "cross_entropy_loss_back",
+    lambda s: in_turn(*_of_labels(LABELLED_BACK, s, s.out)),
+    scratch=two_rows,
+)
 
 # -- rows with one target -------------------------------------------------------------------------
 
@@ -72,14 +70,14 @@ def _target_kernel(in_fours: bool) -> Any:
         for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
             start, target, weight = np.int64(i) * n, targets[i], weights[i]
             is_token = 0 <= target < n
-            highest, total = maximum_and_sum(z, start, n, _ZERO, parts)
+            highest, total = maximum_and_sum(z, start, n, ZERO, parts)
             if cuda.threadIdx.x == 0:
                 if not is_token:
                     cuda.atomic.max(fault, 0, number)
                 logit = z[start + target] if is_token else highest
-                counts = weight != _ZERO
-                losses[i] = weight * (math.log(total) + (highest - logit)) if counts else _ZERO
-                right[i] = _ONE if counts and logit == highest else _ZERO
+                counts = weight != ZERO
+                losses[i] = weight * (math.log(total) + (highest - logit)) if counts else ZERO
+                right[i] = ONE if counts and logit == highest else ZERO
                 ends[2 * i], ends[2 * i + 1] = highest, total
 
     return target_losses
@@ -150,10 +148,6 @@ def _rows_back(site: CudaSite) -> Call:
     return in_turn(*calls, _gradients_of_targets(site, ends))
 
 
-def _are_of_one_loss(m: Match, compute: Compute) -> bool:
-    return m.is_read(m.loss)
-
-
 def _bind_both(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     """The loss and its gradient, of which each row's maximum and sum are found once."""
     rows, back = sites
@@ -174,7 +168,7 @@ CROSS_ENTROPY_BOTH = Fusion(
         loss = cross_entropy_rows(z, targets, weights)
         dz = cross_entropy_rows_back(d, z, targets, weights)
     """),
-    _are_of_one_loss, _bind_both, _sample, scratch=_scratch_of_rows,
+    lambda m, compute: m.is_read(m.loss), _bind_both, _sample, scratch=_scratch_of_rows,
 )  # fmt: skip
-declare("cross_entropy_rows", CudaKernel(_rows, scratch=_scratch_of_rows))
-declare("cross_entropy_rows_back", CudaKernel(_rows_back, scratch=_scratch_of_rows))
+declare("cross_entropy_rows", _rows, scratch=_scratch_of_rows)
+declare("cross_entropy_rows_back", _rows_back, scratch=_scratch_of_rows)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max, block_sum
-from pyggml.backends.cuda.code.formulas import LOG2_E, softcap
+from pyggml.backends.cuda.code.formulas import LOG2_E, ZERO, softcap
 from pyggml.backends.cuda.code.fours import load_four, vectorizable
 from pyggml.backends.cuda.code.jit import device
 from pyggml.backends.cuda.ops.reduce import row_sums
@@ -19,7 +19,7 @@ from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.graph.call import Call
 
 EACH = 4  # numbers that are moved at once
-_ZERO, LOWEST = np.float32(0), np.float32(-np.inf)
+LOWEST = np.float32(-np.inf)
 
 
 def sum_of(out: Any, terms: Any, stream: Any) -> Call:
@@ -35,7 +35,7 @@ def lies_in_fours(z: Any, n: int) -> bool:
 @device
 def softcap_unless_out(z, cap):
     """Of what is taken out, -inf."""
-    return softcap(z, cap) if cap > _ZERO and z > LOWEST else z
+    return softcap(z, cap) if cap > ZERO and z > LOWEST else z
 
 
 @cache
@@ -61,19 +61,19 @@ def row_ends(in_fours: bool) -> Any:
     @device
     def maximum_and_sum(z, start, n, cap, parts):
         """(maximum, Σ e^(z − maximum))"""
-        top, total, eight = LOWEST, _ZERO, cuda.local.array(n_each, np.float32)
+        top, total, eight = LOWEST, ZERO, cuda.local.array(n_each, np.float32)
         for first in range(0, n, n_each * cuda.blockDim.x):
             load(eight, z, start, first, n, cap)
             highest = top
             for e in range(n_each):
                 highest = max(highest, eight[e])
-            base = highest if highest > LOWEST else _ZERO
+            base = highest if highest > LOWEST else ZERO
             total *= ptx.power_of_two((top - base) * LOG2_E)
             for e in range(n_each):
                 total += ptx.power_of_two((eight[e] - base) * LOG2_E)
             top = highest
         highest = block_max(top, parts)
-        base = highest if highest > LOWEST else _ZERO
+        base = highest if highest > LOWEST else ZERO
         return highest, block_sum(total * math.exp(top - base), parts)
 
     return maximum_and_sum

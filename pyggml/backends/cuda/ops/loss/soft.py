@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.blocks import block_max, block_sum
-from pyggml.backends.cuda.code.formulas import LOG2_E, device_formula, softcap_back
+from pyggml.backends.cuda.code.formulas import LOG2_E, ONE, ZERO, device_formula, softcap_back
 from pyggml.backends.cuda.code.fours import load_four
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
@@ -31,16 +31,15 @@ from pyggml.backends.cuda.ops.loss.row_ends import (
 )
 from pyggml.backends.cuda.ops.norm.by_row import target_fault
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
-from pyggml.graph.tensor import Tensor
 from pyggml.ops.formulas import LEAST
 from pyggml.ops.loss.soft import CASE, ONE_TARGET
 
-_ZERO, _ONE, _LEAST = (np.float32(x) for x in (0, 1, LEAST))
+_LEAST = np.float32(LEAST)
 _case = device_formula(CASE)
 
 
@@ -78,7 +77,7 @@ def _loss_kernel(in_fours: bool) -> Any:
         parts = cuda.shared.array(THREADS, np.float32)
         for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
             start, first, weight = np.int64(i) * n, i * k, weights[i]
-            counts, mine, apart = weight != _ZERO, first + cuda.threadIdx.x, cuda.blockDim.x
+            counts, mine, apart = weight != ZERO, first + cuda.threadIdx.x, cuda.blockDim.x
             share = i * (k + 1) % shares.size - first  # from a target to its share
             greatest, are_tokens = _take_targets(z, start, slopes, targets, first, k, n, cap)
             if counts and not are_tokens:
@@ -87,11 +86,11 @@ def _loss_kernel(in_fours: bool) -> Any:
             top = max(highest, block_max(greatest, parts))
             rest *= math.exp(highest - top)
             rest = _LEAST if rest < _LEAST else rest
-            total = _ZERO
+            total = ZERO
             for s in range(mine, first + k, apart):
                 total += math.exp(slopes[s] - top)
             norm = rest + block_sum(total, parts)
-            log_norm, loss, mass = math.log(norm), _ZERO, _ZERO
+            log_norm, loss, mass = math.log(norm), ZERO, ZERO
             for s in range(mine, first + k, apart):
                 term, pull = _case(shares[s + share], slopes[s] - top - log_norm, beta)
                 loss += term
@@ -99,15 +98,15 @@ def _loss_kernel(in_fours: bool) -> Any:
             term, pull = _case(shares[first + k + share], math.log(rest) - log_norm, beta)
             loss, mass = block_sum(loss, parts) + term, block_sum(mass, parts) + pull
             if cuda.threadIdx.x == 0:
-                losses[i] = weight * loss if counts else _ZERO
-                right[i] = _ONE if counts and slopes[first] == top else _ZERO
+                losses[i] = weight * loss if counts else ZERO
+                right[i] = ONE if counts and slopes[first] == top else ZERO
                 ends[2 * i] = top
-                ends[2 * i + 1] = weight * (mass / norm - pull / rest) if counts else _ZERO
+                ends[2 * i + 1] = weight * (mass / norm - pull / rest) if counts else ZERO
             for s in range(mine, first + k, apart):
                 logit = slopes[s]
                 _, pull = _case(shares[s + share], logit - top - log_norm, beta)
-                slope = weight * (mass * math.exp(logit - top) / norm - pull) if counts else _ZERO
-                slopes[s] = softcap_back(logit, slope, cap) if cap > _ZERO else slope
+                slope = weight * (mass * math.exp(logit - top) / norm - pull) if counts else ZERO
+                slopes[s] = softcap_back(logit, slope, cap) if cap > ZERO else slope
 
     return loss_rows
 
@@ -154,23 +153,23 @@ def _rounded_gradients(z, out, ends, slopes, targets, k, n):
 @device
 def _put_slopes(out, at, four, top, factor):
     """Four gradients in bfloat16: factor · e^(logit − maximum)."""
-    if factor != _ZERO:
+    if factor != ZERO:
         a = factor * ptx.power_of_two(four[0] * LOG2_E - top)
         b = factor * ptx.power_of_two(four[1] * LOG2_E - top)
         c = factor * ptx.power_of_two(four[2] * LOG2_E - top)
         d = factor * ptx.power_of_two(four[3] * LOG2_E - top)
         put_four_bf16(out, at, a, b, c, d)
     else:
-        put_four_bf16(out, at, _ZERO, _ZERO, _ZERO, _ZERO)
+        put_four_bf16(out, at, ZERO, ZERO, ZERO, ZERO)
 
 
 @device
 def _slope(logit, top, factor, cap):
     """factor · e^(logit − maximum) · the slope of the cap."""
-    if factor == _ZERO or logit == LOWEST:
-        return _ZERO
+    if factor == ZERO or logit == LOWEST:
+        return ZERO
     slope = factor * math.exp(logit - top)
-    return softcap_back(logit, slope, cap) if cap > _ZERO else slope
+    return softcap_back(logit, slope, cap) if cap > ZERO else slope
 
 
 @cache
@@ -189,7 +188,7 @@ def _gradient_kernel(rounds: bool) -> Any:
                 j = first + cuda.threadIdx.x
                 for e in range(EACH):
                     at = j + e * apart
-                    four[e] = softcap_unless_out(z[start + at], cap) if at < n else _ZERO
+                    four[e] = softcap_unless_out(z[start + at], cap) if at < n else ZERO
                 if rounds:
                     cuda.syncthreads()
                 for e in range(EACH):
@@ -284,8 +283,4 @@ def _soft(site: CudaSite) -> Call:
     )
 
 
-def _soft_scratch(node: Tensor, compute: str) -> int:
-    return row_bytes(*node.src[1].shape)
-
-
-declare("soft_cross_entropy", CudaKernel(_soft, scratch=_soft_scratch))
+declare("soft_cross_entropy", _soft, scratch=lambda node, compute: row_bytes(*node.src[1].shape))

@@ -8,7 +8,7 @@ import numpy as np
 
 from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.code.rows import Row, row_kernel
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import per_rows, rows_at_once, threads_of_row
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
@@ -86,13 +86,10 @@ def rows_of_sums(n_rows: int, n: int) -> int:
     return rows_at_once(n_rows, n, _BLOCKS_OF_SUMS)
 
 
-def _by_row(of: Formula) -> CudaKernel:
-    def bind(site: CudaSite) -> Call:
-        x = site.node.src[of.sources.index(of.along[0])]
-        n = x.shape[-1] if x.shape else 1
-        return rows_call(of, site, n, [site.out], site.src)
-
-    return CudaKernel(bind)
+def _by_row(of: Formula, site: CudaSite) -> Call:
+    x = site.node.src[of.sources.index(of.along[0])]
+    n = x.shape[-1] if x.shape else 1
+    return rows_call(of, site, n, [site.out], site.src)
 
 
 def _by_group(of: Formula, site: CudaSite) -> Call:
@@ -108,8 +105,6 @@ def _uneven_groups(node: Tensor) -> str | None:
 
 for _op in OPS.values():
     if _op.formula is not None and _op.formula.of_rows and _op.name not in _ELSEWHERE:
-        declare(_op.name, _by_row(_op.formula))
+        declare(_op.name, partial(_by_row, _op.formula))
         if _op.name in ("norm", "norm_back"):
-            declare(
-                f"group_{_op.name}", CudaKernel(partial(_by_group, _op.formula), _uneven_groups)
-            )
+            declare(f"group_{_op.name}", partial(_by_group, _op.formula), _uneven_groups)

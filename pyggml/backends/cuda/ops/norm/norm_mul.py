@@ -23,7 +23,7 @@ from pyggml.backends.cuda.ops.layout.copies import conversion
 from pyggml.backends.cuda.ops.norm.by_row import holds_rows, rows_call, rows_of_sums
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel, CudaSite, is_of
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite, is_of
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.expression import Expression, symbol
@@ -270,7 +270,7 @@ def _gradient_and_sum(rng: np.random.Generator) -> Graph:
     return Graph.of(ops.add(drawn(rng, 6, 40), dx))
 
 
-declare("rms_norm_mul_back_w", CudaKernel(_back_w, scratch=_back_w_scratch))
+declare("rms_norm_mul_back_w", _back_w, scratch=_back_w_scratch)
 ADD_NORM = Fusion(
     near("total = add(a, b); norm = rms_norm_mul(total, w)"),
     _adds_first, _bind_add_norm, _sum_and_norm, Memory.INPLACE,

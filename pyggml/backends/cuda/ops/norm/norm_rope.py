@@ -143,9 +143,7 @@ def _turn_norm_back(
             for i in range(together):
                 d, more = _head_back(_four(heads, i), _four(slopes, i), weight, cos, sin, eps)
                 store(dx, first + i * HEAD, d[0], d[1], d[2], d[3])
-                mine = (
-                    mine[0] + more[0], mine[1] + more[1], mine[2] + more[2], mine[3] + more[3],
-                )  # fmt: skip
+                mine = (mine[0] + more[0], mine[1] + more[1], mine[2] + more[2], mine[3] + more[3])
         if has_sums:
             for i in range(4):
                 parts[cuda.threadIdx.y, 4 * cuda.threadIdx.x + i] = mine[i]
@@ -166,10 +164,6 @@ def _are_whole(norm: Tensor, rope: Tensor, *arrays: Tensor) -> bool:
     whole = rope.params["neox"] and not rope.params["offset"] and table.shape[2] == PAIRS
     is_head = rope.shape[-1] == norm.shape[-1] == HEAD
     return HAS_PTX and whole and is_head and lies_in_fours(table, *arrays)
-
-
-def _norms_first(m: Match, compute: Compute) -> bool:
-    return not m.is_read(m.norm) and _are_whole(m.norm, m.turned, m.x, m.w)
 
 
 def _turns_first(m: Match, compute: Compute) -> bool:
@@ -222,10 +216,6 @@ def _bind_backwards(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
     return in_turn(_backward(back, rope, n_blocks, sums, True), *calls)
 
 
-def _scratch_of_sums(node: Tensor, compute: Compute) -> int:
-    return bytes_of_sums(_n_blocks(node, _BLOCKS_OF_SUMS), HEAD)
-
-
 def _sample(rng: np.random.Generator) -> Graph:
     """The norm of heads, turned, and the gradient of both."""
     x, w, dy = drawn(rng, 5, 3, HEAD), drawn(rng, HEAD), drawn(rng, 5, 3, HEAD)
@@ -246,7 +236,8 @@ def _sample_of_all(rng: np.random.Generator) -> Graph:
 
 NORM_ROPE = Fusion(
     near("norm = rms_norm_mul(x, w); turned = rope_apply(norm, table)"),
-    _norms_first, _bind_forward, _sample, Memory.INPLACE,
+    lambda m, compute: not m.is_read(m.norm) and _are_whole(m.norm, m.turned, m.x, m.w),
+    _bind_forward, _sample, Memory.INPLACE,
 )  # fmt: skip
 ROPE_BACK_NORM_BACKS = Fusion(
     near("""
@@ -254,7 +245,8 @@ ROPE_BACK_NORM_BACKS = Fusion(
         back = rms_norm_mul_back(x, w, turned)
         dw = rms_norm_mul_back_w(x, turned)
     """),
-    _turns_first, _bind_backwards, _sample_of_all, Memory.INPLACE, scratch=_scratch_of_sums,
+    _turns_first, _bind_backwards, _sample_of_all, Memory.INPLACE,
+    scratch=lambda node, compute: bytes_of_sums(_n_blocks(node, _BLOCKS_OF_SUMS), HEAD),
 )  # fmt: skip
 ROPE_BACK_NORM_BACK = Fusion(
     near("turned = rope_apply_back(dy, table); back = rms_norm_mul_back(x, w, turned)"),

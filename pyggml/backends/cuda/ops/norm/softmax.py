@@ -8,7 +8,7 @@ import numpy as np
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.ops.norm.by_row import rows_call
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -33,6 +33,6 @@ def _causal(fill: float, site: CudaSite) -> Call:
     return per_element(_diag_mask, site.out.size, site.stream, site.out, *site.src, *arguments)
 
 
-declare("soft_max", CudaKernel(_bind))
-declare("diag_mask_inf", CudaKernel(partial(_causal, -math.inf)))
-declare("diag_mask_zero", CudaKernel(partial(_causal, 0.0)))
+declare("soft_max", _bind)
+declare("diag_mask_inf", partial(_causal, -math.inf))
+declare("diag_mask_zero", partial(_causal, 0.0))

@@ -9,7 +9,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.recurrent.recurrence import Factors, bind_forward, several_states
 from pyggml.backends.cuda.ops.recurrent.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -41,10 +41,6 @@ def _sources(site: CudaSite) -> tuple[tuple, tuple]:
     n_tokens, n_heads, d = v.shape
     n_g = g.n_elements // (n_tokens * n_heads)
     return site.src[1:6], (n_heads, k.shape[1], d, n_g, ONE / np.sqrt(np.float32(d)))
-
-
-def _bind(site: CudaSite) -> Call:
-    return bind_forward(site, _FACTORS, *_sources(site))
 
 
 # -- the gradient -------------------------------------------------------------------------------
@@ -101,7 +97,7 @@ def _bind_back(site: CudaSite) -> Call:
     )
 
 
-declare("gated_delta_net", CudaKernel(_bind, several_states))
 declare(
-    "gated_delta_net_back", CudaKernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes)
+    "gated_delta_net", lambda site: bind_forward(site, _FACTORS, *_sources(site)), several_states
 )
+declare("gated_delta_net_back", _bind_back, scratch=lambda node, _: _gradient(node).n_bytes)

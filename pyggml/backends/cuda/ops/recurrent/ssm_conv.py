@@ -8,7 +8,7 @@ from typing import Any
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -92,5 +92,5 @@ def _bind_back(site: CudaSite) -> Call:
     )
 
 
-declare("ssm_conv", CudaKernel(_bind))
-declare("ssm_conv_back", CudaKernel(_bind_back))
+declare("ssm_conv", _bind)
+declare("ssm_conv_back", _bind_back)

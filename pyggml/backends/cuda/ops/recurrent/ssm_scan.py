@@ -10,7 +10,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.recurrent.recurrence import Factors, bind_forward, several_states
 from pyggml.backends.cuda.ops.recurrent.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -40,10 +40,6 @@ def _sources(site: CudaSite) -> tuple[tuple, tuple[int, ...]]:
     state, _, _, a, b, *_ = site.node.src
     n_heads, dv, dk = state.shape
     return site.src[1:6], (n_heads, dv, dk, b.shape[1], a.shape[1])
-
-
-def _bind(site: CudaSite) -> Call:
-    return bind_forward(site, _FACTORS, *_sources(site))
 
 
 # -- the gradient -------------------------------------------------------------------------------
@@ -116,5 +112,5 @@ def _bind_back(site: CudaSite) -> Call:
     )
 
 
-declare("ssm_scan", CudaKernel(_bind, several_states))
-declare("ssm_scan_back", CudaKernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))
+declare("ssm_scan", lambda site: bind_forward(site, _FACTORS, *_sources(site)), several_states)
+declare("ssm_scan_back", _bind_back, scratch=lambda node, _: _gradient(node).n_bytes)

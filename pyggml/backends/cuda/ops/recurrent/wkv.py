@@ -9,7 +9,7 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.recurrent.recurrence import Factors, bind_forward
 from pyggml.backends.cuda.ops.recurrent.recurrence_back import Gradient
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn, per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
@@ -111,7 +111,7 @@ def _bind_back(site: CudaSite) -> Call:
     return in_turn(*calls)
 
 
-declare("rwkv_wkv6", CudaKernel(_wkv6))
-declare("rwkv_wkv7", CudaKernel(_wkv7))
-declare("gated_linear_attn", CudaKernel(_gla))
-declare("wkv_back", CudaKernel(_bind_back, scratch=lambda node, _: _gradient(node).n_bytes))
+declare("rwkv_wkv6", _wkv6)
+declare("rwkv_wkv7", _wkv7)
+declare("gated_linear_attn", _gla)
+declare("wkv_back", _bind_back, scratch=lambda node, _: _gradient(node).n_bytes)
