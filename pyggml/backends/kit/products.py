@@ -43,6 +43,12 @@ def factor_of(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Facto
     return Factor(row, k, (along[0], along[1]), (repeats[0], repeats[1]), t.dtype)
 
 
+def gaps_in(*tensors: Tensor) -> str | None:
+    """What a kernel lacks that wants all rows one behind the other; None if they lie so."""
+    apart = next((t for t in tensors if not t.is_contiguous), None)
+    return None if apart is None else f"the rows of {apart!r} have gaps between them"
+
+
 @dataclass(frozen=True, slots=True)
 class SizedProduct:
     """Sizes and factors; each device adds how it computes one."""

@@ -16,7 +16,7 @@ from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.kit.kernels import nothing_shared
-from pyggml.backends.kit.products import sides_of
+from pyggml.backends.kit.products import gaps_in, sides_of
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
@@ -50,11 +50,9 @@ def _lacks(node: Tensor) -> str | None:
     b = node.src[-2]
     if b.dtype.name not in QUANTS:
         return f"{b.dtype} is no type of weights"
-    if b.dtype is not F32 and not b.is_contiguous:
-        return f"the rows of {b!r} have gaps between them"
-    if b.dtype is not F32 and len(b.shape) > 2:
-        return f"{b!r} has batches"
-    return None
+    if b.dtype is F32:
+        return None
+    return gaps_in(b) or (f"{b!r} has batches" if len(b.shape) > 2 else None)
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:

@@ -22,7 +22,7 @@ from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.readers import half_of, part_of
-from pyggml.backends.kit.products import factor_of
+from pyggml.backends.kit.products import factor_of, gaps_in
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
 from pyggml.graph.tensor import Tensor
@@ -183,11 +183,8 @@ def _bind_product(site: CudaSite) -> Call:
 
 
 def _lacks(node: Tensor) -> str | None:
-    gaps = next((t for t in node.src[:1] if not t.is_contiguous), None)
-    if gaps is not None:
-        return f"the rows of {gaps!r} have gaps between them"
     wide = next((t for t in node.src[1:3] if t.dtype is not F32), None)
-    return None if wide is None else f"slopes of {wide.dtype}"
+    return gaps_in(node.src[0]) or (None if wide is None else f"slopes of {wide.dtype}")
 
 
 declare("rescale", _bind_rescale)

@@ -35,7 +35,7 @@ from pyggml.backends.webgpu.wgsl.attention_tiles import (
     sums_of,
 )
 from pyggml.backends.webgpu.wgsl.formulas import CAPPED
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, whole
+from pyggml.backends.webgpu.wgsl.shader import LINE, BufferRange, Dispatch, Shaders, whole
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.attention.positions import score_tables
@@ -43,7 +43,6 @@ from pyggml.sizes import round_up
 
 _WIDEST = 256  # numbers of a head that are summed: values; for gradients, keys too
 _MANY_GROUPS = 1024  # keep a large card busy
-_LINE = 64  # bytes
 _NONE = -3e38  # stands for −inf, which shaders may do without
 
 _SCORES = f"""{CAPPED}
@@ -338,7 +337,7 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
 
 
 def _delta_bytes(node: Tensor) -> int:
-    return round_up(F32.block_bytes * node.shape[0] * node.shape[1], _LINE)
+    return round_up(F32.block_bytes * node.shape[0] * node.shape[1], LINE)
 
 
 _SUM = """

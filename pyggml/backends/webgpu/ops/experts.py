@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from pyggml.backends.webgpu.ops.rows import parts_of
-from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers, unread
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, per_element, whole
 from pyggml.backends.webgpu.wgsl.weights import QUAD, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, DType
-from pyggml.graph.tensor import Tensor
-from pyggml.quants import QUANTS
 
 _LANES = 32  # threads that share a sum
 _PLAIN = (F32, F16, BF16)
@@ -171,15 +169,10 @@ def _add_id(site: ShaderSite) -> Sequence[Dispatch]:
     return site.each(_ADD, "x b ids", constants, fault=cell)
 
 
-def _unread(node: Tensor) -> str | None:
-    dtype = node.src[0].dtype
-    is_weight = dtype.name in QUANTS
-    return None if is_weight else f"{dtype} is unpacked by none of its shaders"
-
-
 for _name, _body, _of_units in (
     ("mul_mat_id", _FORWARD, False), ("mul_mat_id_back", _BACKWARD, True),
 ):  # fmt: skip
-    declare(_name, partial(_product, _body, _of_units), lacks=_unread, tiled=(0,))
+    _bind = partial(_product, _body, _of_units)
+    declare(_name, _bind, lambda node: unread(node.src[0]), tiled=(0,))
 declare("out_prod_id", _out_prod_id)
 declare("add_id", _add_id)

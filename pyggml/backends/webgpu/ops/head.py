@@ -6,7 +6,7 @@ The (rows × vocabulary) matrix never exists as a whole.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyggml.backends.kit.products import Factor
+from pyggml.backends.kit.products import Factor, gaps_in
 from pyggml.backends.webgpu.ops.losses import LossViews, loss_rows, losses_of, row_bytes
 from pyggml.backends.webgpu.ops.products import (
     ShaderOperands,
@@ -15,15 +15,13 @@ from pyggml.backends.webgpu.ops.products import (
     scratch_bytes,
 )
 from pyggml.backends.webgpu.ops.reduce import sum_of
-from pyggml.backends.webgpu.runtime.kernel import ShaderSite
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, unread
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders
+from pyggml.backends.webgpu.wgsl.shader import LINE, BufferRange, Dispatch, Shaders
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
-from pyggml.quants import QUANTS
 from pyggml.sizes import round_up
 
-_LINE = 64  # bytes
 _TILE_ROWS = 128
 _LOGITS_BYTES = 384 << 20  # of all logits that exist at once, if a binding may be so large
 
@@ -51,7 +49,7 @@ def _sizes(node: Tensor, shaders: Shaders) -> tuple[int, int, int]:
     """Bytes of a chunk's logits, of the numbers of all rows, and what the products need."""
     n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
     chunk = _chunk(node, shaders.limit)
-    logits = round_up(F32.block_bytes * chunk * n_vocab, _LINE)
+    logits = round_up(F32.block_bytes * chunk * n_vocab, LINE)
     products = [p for m in (chunk, n_rows % chunk or chunk) for p in _products(node, m)]
     return (
         logits,
@@ -97,10 +95,7 @@ def _rows(
 
 
 def _lacks(node: Tensor) -> str | None:
-    w = node.src[1]
-    if w.dtype.name not in QUANTS:
-        return f"{w.dtype} is unpacked by none of its shaders"
-    return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
+    return unread(node.src[1]) or gaps_in(node.src[1])
 
 
 for _name in (

@@ -13,7 +13,7 @@ from pyggml.backends.webgpu.ops.reduce import sum_of
 from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.formulas import CAPPED, statements_of
-from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders, whole
+from pyggml.backends.webgpu.wgsl.shader import LINE, BufferRange, Dispatch, Shaders, whole
 from pyggml.formulas.formula import Formula
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
@@ -22,8 +22,6 @@ from pyggml.ops.loss.loss import LABELLED, LABELLED_BACK, ROWS, SHARE, equal_sha
 from pyggml.ops.loss.soft import CASE, ONE_TARGET
 from pyggml.sizes import round_up
 
-_LINE = 64
-
 
 def _logits(node: Tensor) -> Tensor:
     return next(s for s in node.src if s.shape)
@@ -31,13 +29,13 @@ def _logits(node: Tensor) -> Tensor:
 
 def _scratch(node: Tensor, shaders: Shaders) -> int:
     """Two numbers of each row of logits."""
-    return 2 * round_up(F32.block_bytes * prod(_logits(node).shape[:-1]), _LINE)
+    return 2 * round_up(F32.block_bytes * prod(_logits(node).shape[:-1]), LINE)
 
 
 def _two_numbers(site: ShaderSite) -> tuple[BufferRange, BufferRange]:
     """Of each row, in scratch."""
     n_rows = prod(_logits(site.node).shape[:-1])
-    second = round_up(F32.block_bytes * n_rows, _LINE) // F32.block_bytes
+    second = round_up(F32.block_bytes * n_rows, LINE) // F32.block_bytes
     return site.scratch.part(0, n_rows), site.scratch.part(second, n_rows)
 
 
@@ -182,15 +180,15 @@ class LossViews(NamedTuple):
 
 def row_bytes(n: int, k: int) -> int:
     """Scratch for the numbers of n rows of k targets."""
-    of_row = round_up(F32.block_bytes * n, _LINE)
-    return 2 * of_row + round_up(F32.block_bytes * n * k, _LINE)
+    of_row = round_up(F32.block_bytes * n, LINE)
+    return 2 * of_row + round_up(F32.block_bytes * n * k, LINE)
 
 
 def loss_rows(site: ShaderSite, sources: Sequence[BufferRange], scratch: BufferRange) -> LossViews:
     """The rows of a node with these sources: targets, shares if it has them, weights."""
     targets, *shares, weights = sources
     n = weights.n_bytes
-    n_lines = round_up(n, _LINE)
+    n_lines = round_up(n, LINE)
     losses, right, slopes = (
         replace(scratch, start=scratch.start + first, n_bytes=n_bytes)
         for first, n_bytes in ((0, n), (n_lines, n), (2 * n_lines, targets.n_bytes))

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pyggml.backends.kit.products import Factor, SizedProduct, sides_of
-from pyggml.backends.webgpu.runtime.kernel import ShaderSite
+from pyggml.backends.kit.products import Factor, SizedProduct, gaps_in, sides_of
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, unread
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.few import AT_ONCE, few_source, rows_of_group
 from pyggml.backends.webgpu.wgsl.packed import (
@@ -27,6 +27,7 @@ from pyggml.backends.webgpu.wgsl.packed import (
     unpack_source,
 )
 from pyggml.backends.webgpu.wgsl.shader import (
+    LINE,
     TRUE_HALF_QUADS,
     BufferRange,
     Dispatch,
@@ -35,7 +36,6 @@ from pyggml.backends.webgpu.wgsl.shader import (
 from pyggml.backends.webgpu.wgsl.tiles import QUAD, FactorReading, ShaderTile, product_source
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
-from pyggml.quants import QUANTS
 from pyggml.sizes import round_up
 
 LARGE, SMALL = ShaderTile(128, 64, 16), ShaderTile(64, 64, 16, each_n=4)
@@ -47,7 +47,6 @@ _LEAST_K = 128  # of a part of a sum
 _UNPACKED_BYTES = 64 << 20  # of weights that are unpacked at once
 _SUMS_BYTES = 32 << 20  # of parts of sums
 _MOST_TILES = 65535
-_LINE = 64  # bytes
 
 _TOTAL = """
     let c_index = i / N * C_ROW + C_FIRST + i % N;
@@ -135,7 +134,7 @@ def scratch_bytes(p: ShaderProblem, shaders: Shaders) -> int:
     if _is_dot(p):
         return 0
     most = min(n_rows, _rows_at_once(p, shaders)) if is_packed else n_rows
-    unpacked = round_up(_weight_bytes(shaders) * most * n_columns, _LINE) if is_packed else 0
+    unpacked = round_up(_weight_bytes(shaders) * most * n_columns, LINE) if is_packed else 0
     rest = n_rows % most or most if most else 0
     problems = (replace(p, n=n) if p.b.k == 1 else replace(p, k=n) for n in (most, rest))
     return unpacked + max(
@@ -145,7 +144,7 @@ def scratch_bytes(p: ShaderProblem, shaders: Shaders) -> int:
 
 def _cut(scratch: BufferRange, n_bytes: int, kind: str) -> tuple[BufferRange, BufferRange]:
     """So many bytes of scratch, to be written, and what follows them."""
-    used = round_up(n_bytes, _LINE)
+    used = round_up(n_bytes, LINE)
     rest = replace(scratch, start=scratch.start + used, n_bytes=scratch.n_bytes - used)
     return replace(scratch, n_bytes=n_bytes, kind=kind, is_written=True), rest
 
@@ -229,7 +228,7 @@ def _halves_bytes(p: ShaderProblem, shaders: Shaders) -> int:
     if not _is_by_halves(p, shaders):
         return 0
     numbers = F16.block_bytes * p.m * round_up(p.k, QUAD)
-    return round_up(numbers, _LINE) + round_up(F32.block_bytes * p.m, _LINE)
+    return round_up(numbers, LINE) + round_up(F32.block_bytes * p.m, LINE)
 
 
 def _by_halves(
@@ -391,10 +390,9 @@ def _scratch(node: Tensor, shaders: Shaders) -> int:
 
 def _lacks(node: Tensor) -> str | None:
     b, c = node.src[-2], node
-    if b.dtype.name not in QUANTS:
-        return f"{b.dtype} is unpacked by none of its shaders"
-    if b.dtype is not F32 and not b.is_contiguous:
-        return f"the rows of {b!r} have gaps between them"
+    lacks = unread(b) or (gaps_in(b) if b.dtype is not F32 else None)
+    if lacks:
+        return lacks
     if b.dtype is not F32 and len(b.shape) > 2:
         return f"{b!r} has batches"
     if any(t.dtype is not F32 for t in (*node.src[:-2], node.src[-1], c)):
@@ -437,8 +435,7 @@ def _low_rank_scratch(node: Tensor, shaders: Shaders) -> int:
 def _low_rank_lacks(node: Tensor) -> str | None:
     if node.saved:
         return "a rounded copy of the result"
-    gaps = [t for t in node.src if not t.is_contiguous]
-    return f"the rows of {gaps[0]!r} have gaps between them" if gaps else _lacks(node)
+    return gaps_in(*node.src) or _lacks(node)
 
 
 for _name, _w in (

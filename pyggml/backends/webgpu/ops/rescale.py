@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from pyggml.backends.kit.products import factor_of
+from pyggml.backends.kit.products import factor_of, gaps_in
 from pyggml.backends.webgpu.ops.layout import TO_F16
 from pyggml.backends.webgpu.ops.products import (
     ShaderOperands,
@@ -19,7 +19,7 @@ from pyggml.backends.webgpu.ops.products import (
 from pyggml.backends.webgpu.ops.rows import no_such_row
 from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
-from pyggml.backends.webgpu.wgsl.shader import WORD, BufferRange, Dispatch, Shaders
+from pyggml.backends.webgpu.wgsl.shader import LINE, WORD, BufferRange, Dispatch, Shaders
 from pyggml.backends.webgpu.wgsl.weights import weight_source
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
@@ -27,7 +27,6 @@ from pyggml.quants.scales import scale_places
 from pyggml.sizes import round_up
 
 _TILE_BYTES = 16 << 20  # of dw that is there at a time, if a binding may be so large
-_LINE = 64  # bytes
 
 _RESCALE = """
     var bits = 0u;
@@ -135,7 +134,7 @@ def _tiles(node: Tensor, shaders: Shaders) -> list[tuple[int, ShaderProblem]]:
 
 
 def _tile_bytes(tiles: Sequence[tuple[int, ShaderProblem]]) -> int:
-    return round_up(max((F32.block_bytes * p.m * p.n for _, p in tiles), default=0), _LINE)
+    return round_up(max((F32.block_bytes * p.m * p.n for _, p in tiles), default=0), LINE)
 
 
 def _scratch(node: Tensor, shaders: Shaders) -> int:
@@ -159,12 +158,13 @@ def _bind_product(site: ShaderSite) -> Sequence[Dispatch]:
     return calls
 
 
-def _lacks(node: Tensor) -> str | None:
-    w = node.src[0]
-    return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
-
-
 declare("rescale", _bind_rescale, mixed=(0, 2))
 declare("rescale_back", _bind_back, mixed=(0,))
 declare("rescale_back_rows", _bind_rows, mixed=(0,))
-declare("rescale_back_out_prod", _bind_product, lacks=_lacks, scratch=_scratch, mixed=(0,))
+declare(
+    "rescale_back_out_prod",
+    _bind_product,
+    lacks=lambda node: gaps_in(node.src[0]),
+    scratch=_scratch,
+    mixed=(0,),
+)

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from pyggml.backends.webgpu.ops.layout import TO_F16
-from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers
+from pyggml.backends.webgpu.runtime.kernel import ShaderSite, numbers, unread
 from pyggml.backends.webgpu.runtime.table import declare
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch
 from pyggml.backends.webgpu.wgsl.weights import QUAD, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Shape, Tensor
-from pyggml.quants import QUANTS
 
 _PLAIN = (F32, I32, F16, BF16)
 _FIRST_ID = "(b / INNER % IDS_OUTER * IDS_INNER + b % INNER % IDS_INNER) * N_IDS"  # of batch b
@@ -92,12 +91,6 @@ def _get_rows(site: ShaderSite) -> Sequence[Dispatch]:
     return calls
 
 
-def _unread(node: Tensor) -> str | None:
-    dtype = node.src[0].dtype
-    is_weight = dtype in _PLAIN or dtype.name in QUANTS
-    return None if is_weight else f"{dtype} is unpacked by none of its shaders"
-
-
 # -- get_rows_back ------------------------------------------------------------------------------
 
 # A thread has a column of one batch, and adds in the order of ids: each run gives the same.
@@ -174,6 +167,6 @@ def _unset(node: Tensor) -> str | None:
     return None
 
 
-declare("get_rows", _get_rows, lacks=_unread, tiled=(0,))
+declare("get_rows", _get_rows, lacks=lambda node: unread(node.src[0], *_PLAIN), tiled=(0,))
 declare("get_rows_back", _get_rows_back)
 declare("set_rows", _set_rows, lacks=_unset, mixed=(0, 3))

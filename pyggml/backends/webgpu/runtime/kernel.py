@@ -9,6 +9,8 @@ from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch, Shaders
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
+from pyggml.graph.tensor import Tensor
+from pyggml.quants import QUANTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,12 @@ _KINDS = {F32: "f32", I32: "i32", F16: "f16", BF16: "bf16"}
 def numbers(view: BufferRange, dtype: DType) -> BufferRange:
     """A tensor of a plain type, read as numbers."""
     return view.of(_KINDS[dtype])
+
+
+def unread(t: Tensor, *plain: DType) -> str | None:
+    """What shaders lack that unpack weights, or read these plain types; None if t is one."""
+    is_read = t.dtype in plain or t.dtype.name in QUANTS
+    return None if is_read else f"{t.dtype} is unpacked by none of its shaders"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from pyggml.sizes import round_up
 
 THREADS = 256  # of a workgroup
 MOST_GROUPS = 65535  # along an axis
-WORD = 4  # bytes
+WORD, LINE = 4, 64  # bytes; parts of scratch begin at a line
 QUADS = "vec4<f32>"
 HALF_QUADS = "halves"
 TRUE_HALF_QUADS = "vec4<f16>"

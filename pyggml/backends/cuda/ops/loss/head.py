@@ -33,6 +33,7 @@ from pyggml.backends.cuda.runtime.kernel import (
 from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.cuda.weights.unpack import unpack
+from pyggml.backends.kit.products import gaps_in
 from pyggml.errors import ShapeError
 from pyggml.formulas.softcap import SOFTCAP, SOFTCAP_BACK
 from pyggml.graph.arrays import array
@@ -126,8 +127,7 @@ def _rounds(p: CudaProblem) -> bool:
 
 
 def _lacks(node: Tensor) -> str | None:
-    w = node.src[1]
-    return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
+    return gaps_in(node.src[1])
 
 
 def _matrix(site: CudaSite, at: int) -> tuple[Any, list[Call]]:
