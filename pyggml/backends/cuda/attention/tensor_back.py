@@ -1,11 +1,11 @@
 """Attention backward on tensor cores: q, k, v and do rounded to bfloat16 or given so, sums in
 float32.
 
-One kernel makes dq (back_by_query.py), another dk and dv (back_by_key.py). Both make the scores
-again, so that each number is summed by one warp in a fixed order. Where blocks of keys would be too
-few, each takes some of the heads that share the keys, and a third kernel adds up their parts. Where
-a block's four warps can multiply together (group_ptx.py) they do, with 64 of the other side at a
-time, else each by itself with 32.
+One kernel makes dq, another dk and dv (back_tiles.py). Both make the scores again, so that each
+number is summed by one warp in a fixed order. Where blocks of keys would be too few, each takes
+some of the heads that share the keys, and a third kernel adds up their parts. Where a block's four
+warps can multiply together (group_ptx.py) they do, with 64 of the other side at a time, else each
+by itself with 32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.attention.back_by_key import adder_of, bytes_by_key, keys_kernel
-from pyggml.backends.cuda.attention.back_by_query import bytes_by_query, queries_kernel
-from pyggml.backends.cuda.attention.back_products import BC, BR, step_of
-from pyggml.backends.cuda.attention.fragments import LOG2_E, THREADS
+from pyggml.backends.cuda.attention.back_tiles import (
+    BC,
+    adder_of,
+    bytes_by_key,
+    bytes_by_query,
+    keys_kernel,
+    queries_kernel,
+    step_of,
+)
+from pyggml.backends.cuda.attention.fragments import BR, LOG2_E, THREADS
 from pyggml.backends.cuda.attention.scores import ZERO, keys_of_queries, keys_of_query
 from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
 from pyggml.backends.cuda.code import group_ptx

@@ -1,7 +1,10 @@
-"""Ops whose formulas have reductions, such as norms: a workgroup for each row."""
+"""Ops whose formulas have reductions, such as norms and softmax: a workgroup for each row. And
+causal masks."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
+
+import numpy as np
 
 from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
@@ -11,6 +14,7 @@ from pyggml.formulas.formula import Formula
 from pyggml.formulas.rows import SUMS, Pass
 from pyggml.graph.tensor import Shape
 from pyggml.ops import OPS
+from pyggml.ops.attention.softmax import soft_max_rows
 
 _START = {**dict.fromkeys(SUMS, "0.0"), "largest": "-3e38"}
 _ADD = {**dict.fromkeys(SUMS, "{0} + {1}"), "largest": "max({0}, {1})"}
@@ -104,3 +108,25 @@ def _by_row(of: Formula, site: ShaderSite) -> Sequence[Dispatch]:
 for _op in OPS.values():
     if _op.formula is not None and _op.formula.of_rows:
         declare(_op.name, partial(_by_row, _op.formula))
+
+# -- softmax of rows with mask, ALiBi and sinks; causal masks --------------------------------------
+
+
+def _soft_max(site: ShaderSite) -> Sequence[Dispatch]:
+    of, sources, axes = soft_max_rows(site.node, site.src, site.constant)
+    n = site.node.shape[-1] if site.node.shape else 1
+    return [rows_dispatch(of, site, [site.out, *site.saved], sources, n, axes)]
+
+
+_CAUSAL = "put_y(i, select(bitcast<f32>(FILL), x_at(i), i % N <= N_PAST + i / N % ROWS));"
+
+
+def _causal(fill: float, site: ShaderSite) -> Sequence[Dispatch]:
+    *_, rows, n = site.node.shape
+    constants = {"N": n, "ROWS": rows, "FILL": int(np.float32(fill).view(np.uint32))}
+    return site.each(_CAUSAL, "x", {**constants, "N_PAST": int(site.node.params["n_past"])})
+
+
+declare("soft_max", _soft_max)
+declare("diag_mask_inf", partial(_causal, -np.inf))
+declare("diag_mask_zero", partial(_causal, 0.0))

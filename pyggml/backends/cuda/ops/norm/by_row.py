@@ -1,5 +1,7 @@
-"""Ops whose formulas have reductions: norms and their gradients, a block or a warp for each row."""
+"""Ops whose formulas have reductions, norms, their gradients and softmax: a block or a warp for
+each row. And causal masks."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -7,9 +9,16 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.code.fours import vectorizable
+from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.code.rows import Row, row_kernel
+from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaSite
-from pyggml.backends.cuda.runtime.launches import per_rows, rows_at_once, threads_of_row
+from pyggml.backends.cuda.runtime.launches import (
+    per_element,
+    per_rows,
+    rows_at_once,
+    threads_of_row,
+)
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
@@ -17,6 +26,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.ops import OPS
+from pyggml.ops.attention.softmax import soft_max_rows
 
 # Blocks of a kernel that adds up rows: four for each multiprocessor of a large card, which has room
 # for them at once, and leaves few sums to add.
@@ -108,3 +118,28 @@ for _op in OPS.values():
         declare(_op.name, partial(_by_row, _op.formula))
         if _op.name in ("norm", "norm_back"):
             declare(f"group_{_op.name}", partial(_by_group, _op.formula), _uneven_groups)
+
+# -- softmax of rows with mask, ALiBi and sinks; causal masks --------------------------------------
+
+
+def _soft_max(site: CudaSite) -> Call:
+    of, arrays, axes = soft_max_rows(site.node, site.src, site.constant)
+    n = site.node.shape[-1] if site.node.shape else 1
+    return rows_call(of, site, n, [site.out, *site.saved], arrays, axes=axes)
+
+
+@kernel
+def _diag_mask(out, x, n_rows, n, n_past, fill):
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = x[i] if i % n <= n_past + i // n % n_rows else fill
+
+
+def _causal(fill: float, site: CudaSite) -> Call:
+    *_, n_rows, n = site.node.shape
+    arguments = (n_rows, n, site.node.params["n_past"], np.float32(fill))
+    return per_element(_diag_mask, site.out.size, site.stream, site.out, *site.src, *arguments)
+
+
+declare("soft_max", _soft_max)
+declare("diag_mask_inf", partial(_causal, -math.inf))
+declare("diag_mask_zero", partial(_causal, 0.0))
