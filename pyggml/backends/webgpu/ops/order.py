@@ -1,6 +1,7 @@
 """The order of numbers, and what is made of positions: argsort, top_k, spans, temperatures."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from pyggml.backends.webgpu.runtime.kernel import ShaderSite
 from pyggml.backends.webgpu.runtime.table import declare
@@ -36,26 +37,15 @@ def _rank(site: ShaderSite) -> Sequence[Dispatch]:
 
 _SPAN = """
     let end = x_at(2u * i + 1u);
-    put_y(2u * i, max(x_at(2u * i), end - i32(WINDOW)));
+    put_y(2u * i, max(x_at(2u * i), LEAST));
     put_y(2u * i + 1u, end);
 """
 
 
-def _window_span(site: ShaderSite) -> Sequence[Dispatch]:
-    n, window = site.node.shape[0], min(site.node.params["window"], 2**31 - 1)
-    return site.each(_SPAN, "x", {"WINDOW": window}, n)
-
-
-_CHUNK = """
-    let end = x_at(2u * i + 1u);
-    put_y(2u * i, max(x_at(2u * i), end - 1 - p_at(i) % i32(SIZE)));
-    put_y(2u * i + 1u, end);
-"""
-
-
-def _chunk_span(site: ShaderSite) -> Sequence[Dispatch]:
-    n, size = site.node.shape[0], min(site.node.params["size"], 2**31 - 1)
-    return site.each(_CHUNK, "x p", {"SIZE": size}, n)
+def _span(least: str, setting: str, names: str, site: ShaderSite) -> Sequence[Dispatch]:
+    """least: the first key that a window shows, of this SIZE"""
+    size = min(site.node.params[setting], 2**31 - 1)
+    return site.each(_SPAN.replace("LEAST", least), names, {"SIZE": size}, site.node.shape[0])
 
 
 _TEMPERATURE = "put_y(i, 1.0 + STRENGTH * log(1.0 + f32((u32(x_at(i)) + FIRST) / EVERY)));"
@@ -69,6 +59,6 @@ def _log_temperature(site: ShaderSite) -> Sequence[Dispatch]:
 
 declare("argsort", _rank)
 declare("top_k", _rank)
-declare("window_span", _window_span)
-declare("chunk_span", _chunk_span)
+declare("window_span", partial(_span, "end - i32(SIZE)", "window", "x"))
+declare("chunk_span", partial(_span, "end - 1 - p_at(i) % i32(SIZE)", "size", "x p"))
 declare("log_temperature", _log_temperature)

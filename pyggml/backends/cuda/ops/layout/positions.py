@@ -91,11 +91,6 @@ def _window_span(out, span, window):
         out[2 * t + 1] = span[2 * t + 1]
 
 
-def _bind_span(site: CudaSite) -> Call:
-    window = np.int32(min(site.node.params["window"], 2**31 - 1))
-    return per_element(_window_span, site.out.size // 2, site.stream, site.out, *site.src, window)
-
-
 @kernel
 def _chunk_span(out, span, positions, size):
     for t in range(cuda.grid(1), out.size // 2, cuda.gridsize(1)):
@@ -103,9 +98,9 @@ def _chunk_span(out, span, positions, size):
         out[2 * t + 1] = span[2 * t + 1]
 
 
-def _bind_chunk(site: CudaSite) -> Call:
-    size = np.int32(min(site.node.params["size"], 2**31 - 1))
-    return per_element(_chunk_span, site.out.size // 2, site.stream, site.out, *site.src, size)
+def _bind_span(run: Any, setting: str, site: CudaSite) -> Call:
+    size = np.int32(min(site.node.params[setting], 2**31 - 1))
+    return per_element(run, site.out.size // 2, site.stream, site.out, *site.src, size)
 
 
 @kernel
@@ -117,6 +112,6 @@ def _log_temperature(out, positions, strength, every, first):
 declare("rope_table", _bind_table)
 declare("rope_apply", partial(_bind_turn, 1))
 declare("rope_apply_back", partial(_bind_turn, -1))
-declare("window_span", _bind_span)
-declare("chunk_span", _bind_chunk)
+declare("window_span", partial(_bind_span, _window_span, "window"))
+declare("chunk_span", partial(_bind_span, _chunk_span, "size"))
 declare("log_temperature", lambda site: per_result(_log_temperature, site, *site.scalars))
