@@ -65,6 +65,8 @@ def test_every_combination_is_made_once_and_the_best_is_first(sweep, tmp_path):
     check_page(folder / "sweep.html", lines)
     again = sweep(*LISTS)
     assert again.code == 0 and "run 1 of" not in again.out and table(again) == table(ended)
+    (folder / f"{NAMES[0]}.result.json").write_text("[" * 200_000)  # not ours: made anew
+    assert "run 1 of 4" in sweep(*LISTS).out
     more = sweep("--lr", "1e-3,1e-2,3e-2", "--lora-rank", "2,3")
     assert more.out.count("finished: loss") == 2 and len(table(more)) == 7
 

@@ -18,13 +18,14 @@ from pyggml.cli.terminal.show import printable, say, span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
 from pyggml.cli.web.report.series import final_and_best, overlay
-from pyggml.files import replacing
+from pyggml.files import read_bytes, replacing
 from pyggml.lora.record import metrics_beside, read_records
 from pyggml.lora.trainer.lock import is_held
 
 FINISHED, HOPELESS, FAILED = "finished", "ended early", "failed"
 OVER = (FINISHED, HOPELESS, FAILED)
 PAGE = "sweep.html"
+_MOST_BYTES = 1 << 20
 _MOST_LAID = 6  # runs laid over each other: as many colours as are told apart
 Records = Sequence[Mapping[str, Any]]
 
@@ -54,8 +55,8 @@ def note(run: SweepRun, state: str, why: str = "") -> None:
 def state_of(run: SweepRun) -> tuple[str, str]:
     """The state of a run, and why it failed."""
     try:
-        about = json.loads(_file(run).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        about = json.loads(read_bytes(_file(run), _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         about = None
     if isinstance(about, dict) and about.get("state") in OVER:
         return about["state"], str(about.get("why", ""))
