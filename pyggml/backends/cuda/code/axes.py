@@ -1,6 +1,7 @@
 """Tensors of up to four axes, as kernels get them: sizes, and steps in elements."""
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -40,10 +41,34 @@ def along_one_axis(large: Shape, small: Shape) -> tuple[np.uint32, np.uint32] | 
 
 
 @device
-def place_in_run(i, n, times):
-    """Where element i of the larger tensor takes its number in the smaller."""
+def _place_in_whole(i, n, _):
+    return np.int64(np.uint32(i) % n)
+
+
+@device
+def _place_in_large(i, n, _):
+    return i % n
+
+
+@device
+def _place_in_run(i, n, times):
     i = np.uint32(i)
     return np.int64(i // (n * times) * n + i % n)
+
+
+def repeated_places(large: Shape, small: Shape) -> tuple[Any, Any, Any]:
+    """(place, and two further arguments of place(i, …)): where element i of a larger tensor takes
+    its number in a smaller one, which is repeated to it as tiles: whole ones one after the other,
+    along one axis, or any."""
+    many, few = sizes(large), sizes(small)
+    last = len(few) - 1
+    first = next(i for i, n in enumerate(few) if n != 1 or i == last)
+    if few[first + 1 :] == many[first + 1 :] and (few[first] == many[first] or first == last):
+        if prod(large) < 1 << 31:  # of 32 bits division is faster
+            return _place_in_whole, np.uint32(prod(small)), 0
+        return _place_in_large, np.int64(prod(small)), 0
+    runs = along_one_axis(large, small)
+    return (tile_offset, many, few) if runs is None else (_place_in_run, *runs)
 
 
 @device

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.code.axes import along_one_axis, place_in_run, sizes, tile_offset
+from pyggml.backends.cuda.code.axes import repeated_places
 from pyggml.backends.cuda.code.formulas import device_formula, lanes_of
 from pyggml.backends.cuda.code.fours import loader, storer, vectorizable
 from pyggml.backends.cuda.code.jit import kernel
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.kernel import CudaSite
-from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.launches import per_element, per_result
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.formulas.formula import Formula
 from pyggml.formulas.text import define
@@ -59,50 +59,24 @@ def _kernels(formula: Formula, in_bf16: tuple[bool, ...]) -> tuple[Any, Any]:
 
 
 @cache
-def _repeating_kernels(of: Formula) -> tuple[Any, Any, Any]:
-    """kernel(out, a, b, …) with b repeated to a: as a whole, along one axis, as tiles."""
+def _repeating_kernel(of: Formula, place: Any) -> Any:
+    """kernel(out, a, b, …) with b repeated to a, ggml's way."""
     formula = device_formula(of)
 
     @kernel
-    def cycling(out, a, b):  # whole tiles one after the other
+    def repeating(out, a, b, first, second):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-            out[i] = formula(a[i], b[i % b.size])
+            out[i] = formula(a[i], b[place(i, first, second)])
 
-    @kernel
-    def write_runs(out, a, b, n, times):
-        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-            out[i] = formula(a[i], b[place_in_run(i, n, times)])
-
-    @kernel
-    def write_tiles(out, a, b, shape, small):
-        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-            out[i] = formula(a[i], b[tile_offset(i, shape, small)])
-
-    return cycling, write_runs, write_tiles
-
-
-def _repeating(formula: Formula, site: CudaSite) -> Call:
-    """out = formula(a, b repeated to a's shape as tiles, ggml's way)."""
-    a, b = site.node.src
-    cycling, write_runs, write_tiles = _repeating_kernels(formula)
-    run = (site.node.n_elements, site.stream, site.out, *site.src)
-    large, small = sizes(a.shape), sizes(b.shape)
-    first = next(i for i, n in enumerate(small) if n != 1 or i == len(small) - 1)
-    if small[first + 1 :] == large[first + 1 :] and (
-        small[first] == large[first] or first == len(small) - 1
-    ):
-        return per_element(cycling, *run)
-    runs = along_one_axis(a.shape, b.shape)
-    if runs is not None:
-        return per_element(write_runs, *run, *runs)
-    return per_element(write_tiles, *run, large, small)
+    return repeating
 
 
 def _elementwise(formula: Formula, site: CudaSite) -> Call:
     """y_i = formula(a_i, b_i, …; settings); the second of two sources may be smaller than y."""
     arrays, n = (site.out, *site.src), site.node.n_elements
     if any(s.n_elements != n for s in site.node.src):
-        return _repeating(formula, site)
+        place, *where = repeated_places(*(s.shape for s in site.node.src))
+        return per_result(_repeating_kernel(formula, place), site, *where)
     in_bf16 = tuple(a.dtype == BF16.numpy for a in arrays)
     single, fours = _kernels(formula, in_bf16)
     settings = tuple(np.float32(site.node.params[name]) for name in formula.settings)

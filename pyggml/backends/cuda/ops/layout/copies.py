@@ -1,7 +1,7 @@
 """Copies without gaps, of another type, into a range, as tiles; windows; triangular matrices."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from math import isqrt
 from typing import Any
 
@@ -10,11 +10,10 @@ import numpy as np
 from pyggml.backends.cuda.code.axes import (
     along_one_axis,
     offset_of,
-    place_in_run,
+    repeated_places,
     sizes,
     steps,
     steps_of,
-    tile_offset,
 )
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.fours import (
@@ -184,16 +183,14 @@ def _narrow_back(site: CudaSite) -> Call:
 _LONG_SUM, _FEW_SUMS = 256, 1 << 15  # numbers that a sum has at least, sums at most: see _parts
 
 
-@kernel
-def _repeat(out, x, shape, small):
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = x[tile_offset(i, shape, small)]
+@cache
+def _repeating(place: Any) -> Any:
+    @kernel
+    def repeat(out, x, first, second):
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = x[place(i, first, second)]
 
-
-@kernel
-def _repeat_runs(out, x, n, times):
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = x[place_in_run(i, n, times)]
+    return repeat
 
 
 @kernel
@@ -227,11 +224,8 @@ def _repeat_back(out, x, shape, small, first_steps, tile_steps, times):
 
 
 def _tiles(site: CudaSite) -> Call:
-    runs = along_one_axis(site.node.shape, site.node.src[0].shape)
-    if runs is not None:
-        return per_result(_repeat_runs, site, runs[0], runs[1])
-    shape, small = sizes(site.node.shape), sizes(site.node.src[0].shape)
-    return per_result(_repeat, site, shape, small)
+    place, *where = repeated_places(site.node.shape, site.node.src[0].shape)
+    return per_result(_repeating(place), site, *where)
 
 
 def _sums_of_runs(out: Any, x: Any, runs: tuple[np.uint32, np.uint32], stream: Any) -> Call:
