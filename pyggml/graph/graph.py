@@ -113,12 +113,12 @@ class Graph:
         return by_op
 
     @cached_property
-    def users(self) -> Mapping[Tensor, Set[Tensor]]:
-        """The nodes with a kernel that read each owner's memory, by whatever view."""
-        users = defaultdict[Tensor, set[Tensor]](set)
+    def users(self) -> Mapping[Tensor, Sequence[Tensor]]:
+        """The nodes with a kernel that read each owner's memory, by whatever view, once each."""
+        users = defaultdict[Tensor, list[Tensor]](list)
         for node in self.nodes:
-            for s in node.src if has_kernel(node) else ():
-                users[s.root].add(node)
+            for owner in {s.root: None for s in node.src} if has_kernel(node) else ():
+                users[owner].append(node)
         return users
 
     @cached_property
@@ -130,6 +130,11 @@ class Graph:
     def places(self) -> Mapping[Tensor, int]:
         """Where each node stands."""
         return {t: i for i, t in enumerate(self.nodes)}
+
+    def forget(self) -> None:
+        """Free what was found out about the graph until it is asked for again."""
+        for name in vars(self).keys() - self.__dataclass_fields__.keys():
+            del vars(self)[name]
 
     def with_notes(self, notes: Notes) -> Graph:
         """The same graph with other notes."""

@@ -60,7 +60,7 @@ class Match:
         """Whether other nodes, or the caller, read one of these nodes' results."""
         graph, nodes = self.graph, self.nodes
         return any(
-            t.base is not None or t in graph.kept or not graph.users[t] <= {*nodes} for t in tensors
+            t.base is not None or t in graph.kept or {*graph.users[t]} - {*nodes} for t in tensors
         )
 
 

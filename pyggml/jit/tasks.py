@@ -10,7 +10,7 @@ raises an error. So nothing has to be looked at in Python before a launch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,9 +37,8 @@ class Extent(NamedTuple):
     def of(cls, x: np.ndarray, each: int = 0, is_read: bool = False) -> "Extent":
         """An array, flat or without gaps; each: steps along its first axis that are a task's."""
         last = sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))
-        return cls(
-            x.ctypes.data, (last + x.itemsize) if x.size else 0, each * x.strides[0], is_read
-        )
+        n_bytes = (last + x.itemsize) if x.size else 0
+        return _extent(x.ctypes.data, n_bytes, each * x.strides[0], is_read)
 
     def excludes(self, other: "Extent") -> bool:
         """Whether tasks of one may not run beside those of the other."""
@@ -48,6 +47,12 @@ class Extent(NamedTuple):
         )
         of_threads = self == other and self.each < 0
         return overlap and not of_threads and not (self.is_read and other.is_read)
+
+
+@lru_cache(maxsize=1024)
+def _extent(start: int, n_bytes: int, each: int, is_read: bool) -> Extent:
+    """One object for the same memory: layers share theirs, and a step has 25,000 extents."""
+    return Extent(start, n_bytes, each, is_read)
 
 
 def pieces(x: np.ndarray, each: int, is_read: bool = False) -> Extent:

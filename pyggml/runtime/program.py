@@ -158,6 +158,8 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
     if not isinstance(schedule, Schedule):
         raise GraphError(f"bind takes a schedule, as bind(schedule(graph)); found {schedule!r}")
     _refuse_read_only(schedule)
+    for graph in (schedule.graph, *(p.graph for p in schedule.plans.values())):
+        graph.forget()  # all is planned
     memory = arenas or Arenas()
     of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in schedule.plans.items()}
     for part in schedule.parts:
