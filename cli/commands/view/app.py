@@ -233,13 +233,13 @@ class Routes:
 
     def _model_of(self, run: str | None) -> Model:
         """The file's model, with the adapter of a run, or the whole model that the run wrote."""
-        model, runs = self._source.model, self._runs
-        if run is not None and runs is not None and runs.kind(run) == "model":
-            model = self._source.other(runs.output(run))
+        model, runs, output, kind = self._source.model, self._runs, None, ""
+        if run is not None and runs is not None:
+            output, kind = runs.output(run), runs.kind(run)  # the first knows its runs
+        if output and kind == "model":
+            model = self._source.other(output)
         assert model.tokenizer  # built here once, for all copies of the model
-        if run is None or runs is None or runs.kind(run) == "model":
-            return model
-        return model.with_adapter_files(runs.output(run))
+        return model if not output or kind == "model" else model.with_adapter_files(output)
 
     async def _question(self, request: Request) -> TextQuery:
         self._expect_model()

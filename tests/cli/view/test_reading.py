@@ -88,6 +88,7 @@ def test_of_a_long_text_the_first_tokens_are_read(client, path, monkeypatch):
         ("losses", {"text": "a" * 20001}, "text is no string of 1 to 20000"),
         ("losses", {"text": "a"}, "the text has 1 token, wanted at least 2"),
         ("losses", {"text": "the path", "run": "../x"}, "has no run"),
+        ("losses", {"text": "the path", "run": "\0"}, "has no run"),
         ("attention", {"text": "the path"}, "block is missing"),
         ("attention", {"text": "the path", "block": True}, "block is missing"),
         ("attention", {"text": "the path", "block": -1}, "block is -1, wanted 0 to 1"),
