@@ -44,7 +44,7 @@ def _repeat(a, b, c, k, tile, n):
     a, b, c, ld = a.ctypes.data, b.ctypes.data, c.ctypes.data, tile.panel
     for _ in range(n):
         if tile.per_word == 4:
-            byte_product(a, a, b, b, c, ld, k // BLOCK_WORDS, 0, 0, 1)
+            byte_product(a, a, b, b, c, ld, k // BLOCK_WORDS, 0, 1)
         elif tile.per_word == 2:
             pair_product(a, b, ld, c, ld, k, 1)
         else:

@@ -21,6 +21,7 @@ BYTES, PAIRS = (
     ("one row", "several", "tile of bytes"),
     ("tile of pairs", "tile of attention", "rounding"),
 )
+FEW_BITS = "tile of few bits", "tile of few bits back"
 COUNTED = "unpack", "one row", "one row in float32"
 TWO, NONE = "Q8_0,Q4_0", (("none",), "none")
 # A processor and its set → the kernels and the weight types that the tests look at: one process.
@@ -31,7 +32,7 @@ ASKED = {
     ("neoverse-v1", "neoni8mm"): (BYTES + PAIRS, TWO),
     ("neoverse-v1", "neonbf16"): (BYTES + PAIRS, TWO),
     ("alderlake", "auto"): ((*BYTES, "four rows"), TWO),
-    ("haswell", "auto"): ((*BYTES, "four rows"), TWO),
+    ("haswell", "auto"): ((*BYTES, *FEW_BITS, "four rows"), TWO),
 }
 
 
@@ -115,6 +116,18 @@ def test_avx2_multiplies_signed_bytes_without_spilling():
     for kernel in ("one row", "four rows"):
         for loop in kernels[kernel].values():
             assert "vpmaddubsw" in instructions(loop) and not any("vpdp" in line for line in loop)
+
+
+@pytest.mark.parametrize("kernel", FEW_BITS)
+def test_avx2_adds_up_products_of_few_bits_before_they_are_widened(kernel):
+    """6 vectors of sums, 32 deep, two words together. Of what 16 registers do not hold, six floats,
+    each is read and written once."""
+    tile = code("haswell")[kernel][""]
+    found = {"vpmaddubsw": 6 * 8, "vpmaddwd": 6 * 4, "vpaddw": 6 * 4, "vpaddd": 6 * 4}
+    for instruction, n in found.items():
+        assert sum(line.startswith(instruction) for line in tile) == n
+    assert sum("%rsp" in line for line in tile) <= 14
+    assert not any("vpsignb" in line or "zmm" in line for line in tile)
 
 
 def test_pairs_of_bfloat16_are_multiplied_by_the_instructions_of_the_set():

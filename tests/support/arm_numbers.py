@@ -52,7 +52,7 @@ def _kernels(whole):
         return intrinsic, [*constants], [None] * n
 
     found = {
-        ("tile",): of(int8_tile.byte_product, 10),
+        ("tile",): of(int8_tile.byte_product, 9),
         ("columns",): of(int8_tile.quantize_columns, 4),
         ("x",): of(activations.quantize_for_tile, 6),
         ("pairs",): of(panels.pair_product, 7),

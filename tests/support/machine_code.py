@@ -108,7 +108,7 @@ def _kernels():
     """Name -> {weight type: (intrinsic, constants, addresses)}; "" for kernels of no type."""
     from pyggml.graph.dtypes import dtype
     from pyggml.kernels.attention import tile_products
-    from pyggml.kernels.gemm import dots, int8_tile, int_dots, lane_dots, panels
+    from pyggml.kernels.gemm import dots, few_bits_tile, int8_tile, int_dots, lane_dots, panels
     from pyggml.quants import unpack
 
     def each(names, intrinsic, n_addresses, *constants, depth=None):
@@ -125,7 +125,9 @@ def _kernels():
         "one row in float32": each(unpack.DIRECT_TYPES, dots.row_dots, 7, depth=DEPTH),
         "several": each(lane_dots.KINDS, lane_dots.lane_dots, 5, 4),
         "bytes of a panel": each(int8_tile.KINDS, int8_tile.unpack_bytes, 3),
-        "tile of bytes": {"": (int8_tile.byte_product, [], [None] * 10)},
+        "tile of bytes": {"": (int8_tile.byte_product, [], [None] * 9)},
+        "tile of few bits": {"": (few_bits_tile.product_of_rows, [], [None] * 9)},
+        "tile of few bits back": {"": (few_bits_tile.product_of_columns, [], [None] * 10)},
         "tile of pairs": {"": (panels.pair_product, [], [None] * 7)},
         "tile of attention": {"": (tile_products._pair_product, [], [None] * 9)},
         "rounding": {"": (panels.round_row, [], [None] * 3)},

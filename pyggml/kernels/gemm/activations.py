@@ -178,10 +178,10 @@ def largest(b: Any, values: list[Any]) -> Any:
     return b.bitcast(most, values[0].type)
 
 
-def scale_of(b: Any, most: Any) -> tuple[Any, Any]:
-    """The scale that maps numbers up to `most` to bytes up to LIMIT, and its inverse."""
+def scale_of(b: Any, most: Any, to: float = LIMIT) -> tuple[Any, Any]:
+    """The scale that maps numbers up to `most` to whole ones up to `to`, and its inverse."""
     constant = ir.Constant if most.type == F32 else every
-    limit, tiny, zero = (constant(most.type, n) for n in (LIMIT, _TINY, 0.0))
+    limit, tiny, zero = (constant(most.type, n) for n in (to, _TINY, 0.0))
     usual = b.fcmp_ordered(">", most, tiny)
     return b.fdiv(most, limit), b.select(usual, b.fdiv(limit, most), zero)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.jit import BlockCode, block_code, kernel
-from pyggml.jit.frames import Bool, Floats2, Int
+from pyggml.jit.frames import Bool, Floats2
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import task_code
@@ -46,7 +46,6 @@ from pyggml.kernels.gemm.int8_tile import (
     ROW_WORDS,
     WORDS,
     byte_product,
-    in_few_bits,
     quantize_columns,
     unpack_bytes,
 )
@@ -66,7 +65,6 @@ class Int8Product(TiledProduct):
     """A product of bytes. B's blocks have scales, and may have minima."""
 
     has_minima: Bool
-    together: Int  # words that are summed in 16 bits (pyggml.kernels.gemm.int8_tile)
     terms: Floats2  # of each thread: panels of scales and of minima
 
 
@@ -192,8 +190,7 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
             inside = n_rows == MR and n == PANEL
             to, ldc = (c.ctypes.data + start * 4, f.n) if inside else (edge.ctypes.data, PANEL)
             kept = inside and added
-            byte_product(a, a_terms_at, b, b_terms, to, ldc, k // GROUP, f.has_minima, f.together,
-                         kept)  # fmt: skip
+            byte_product(a, a_terms_at, b, b_terms, to, ldc, k // GROUP, f.has_minima, kept)
             if not inside:
                 add_edge(c, start, f.n, edge, PANEL, n_rows, n, added)
         if k0 + k == f.k:  # while these rows of C are in the first cache
@@ -269,11 +266,8 @@ def _layout(p: Problem) -> Layout:
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     name, forward = p.weight_type.name, p.form == "mul_mat"
     w = block_matrix(o.b, p.weight_type, (_BYTES if forward else UNPACK)[name].address)
-    together, zero = in_few_bits(name) if forward else (0, 0)
-    return tiled_call(
-        _TASKS, Int8Product, p, o, w, BYTE_TILE, scratch, together=together,
-        has_minima=forward and (name in MINIMA_TYPES or zero > 0),
-    )  # fmt: skip
+    has_minima = forward and name in MINIMA_TYPES
+    return tiled_call(_TASKS, Int8Product, p, o, w, BYTE_TILE, scratch, has_minima=has_minima)
 
 
 def rounds_no_weights(p: Problem) -> bool:

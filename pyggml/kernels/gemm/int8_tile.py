@@ -8,13 +8,11 @@ A block is GROUP = 32 numbers along the depth. The sum of its products of bytes 
 it becomes a float32, which the block's two scales multiply. Weights are multiplied as q + MOVED,
 unsigned on x86; x is signed (see pyggml.kernels.gemm.activations).
 
-x86 without VNNI adds products in 16 bits, where two products of any bytes leave no room for more.
-Weights of few bits stay unsigned there, u = q + zero, and `in_few_bits` says how many words are
-summed before the sum is widened; −zero · scale is the block's minimum. One core of a Zen 5 makes
-335 GFLOP/s of eight words, 230 of two, 200 of signed bytes, 135 of float32.
+x86 without VNNI adds products in 16 bits, where two products of any bytes leave no room for more:
+one core of a Zen 5 makes 220 GFLOP/s. So weights of few bits have tiles of their own there, which
+make 270 to 380 (pyggml.kernels.gemm.few_bits_tile); of float32 it makes 130.
 """
 
-from functools import cache, partial
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -37,14 +35,11 @@ from pyggml.jit.llvm import (
     in_order,
     load,
     prefetch,
-    sixteen_bit_sums,
     store,
-    widened_pairs,
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, round_product, scale_of
 from pyggml.kernels.gemm.dots import step
 from pyggml.kernels.gemm.microkernel import in_turns, rows_of_squares
-from pyggml.kernels.gemm.row_plan import unsigned_range
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.vectors import F32X16, VectorBlock, emit_blocks, vector_of
@@ -64,22 +59,7 @@ ROW_WORDS = WORDS + 2 * BLOCKS  # of a row of W in bytes: these, scales, minima
 
 _IN_PAIRS = CHOSEN.byte_pairs
 MOVED = 0 if _IN_PAIRS else OFFSET
-_LARGEST = 2**15 - 1  # of 16 bits
-
-
-@cache
-def in_few_bits(name: str) -> tuple[int, int]:
-    """(words of a type whose products are summed in 16 bits: 8, 4, 2, or 0 for none; its zero)."""
-    if not _IN_PAIRS:
-        return 0, 0
-    zero, most = unsigned_range(name) or (0, _LARGEST)
-    n = _LARGEST // (2 * 127 * most)
-    together = next((n_words for n_words in (8, 4, 2) if n_words <= n), 0)
-    return together, zero if together else 0
-
-
 _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-_WORD_BYTES = ir.VectorType(I8, 4 * LANES)
 _SHORTS = ir.VectorType(I16, GROUP)
 
 
@@ -124,23 +104,16 @@ def _by_subgroup(b: Any, numbers: Any, i: int) -> Any:
 
 
 class _Bytes(VectorBlock):
-    """A decoder's target: it writes GROUP bytes q + MOVED, or q + zero, per scale, and minima. 32
-    weights have one scale and one minimum."""
+    """A decoder's target: it writes GROUP bytes q + MOVED per scale, and minima, one of each for 32
+    weights."""
 
-    def __init__(
-        self, zero: int, builder: Any, source: Any, q: Any, scales: Any, minima: Any
-    ) -> None:
+    def __init__(self, builder: Any, source: Any, q: Any, scales: Any, minima: Any) -> None:
         super().__init__(builder, source)
-        self._zero = zero
         self._q, self._scales, self._minima = q, scales, minima
         self._of_subgroups = None  # minima
         self._rounding: _Rounding | None = None
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        if self._zero:
-            q = self.b.add(q, every(q.type, self._zero))
-            minimum = self.b.fmul(scale, ir.Constant(F32, -self._zero))
-            self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, i // GROUP)))
         self._put(self.b.xor(q, every(q.type, -MOVED)) if MOVED else q, i)
         self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
@@ -246,7 +219,7 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
         many = step(dtype(name))
         sizes = dtype(name).block_bytes, many, many // BLOCK_WORDS, many // BLOCK_WORDS
         bases = source, q, scales, minima
-        emit_blocks(builder, LAYOUTS[name], n, bases, sizes, partial(_Bytes, in_few_bits(name)[1]))
+        emit_blocks(builder, LAYOUTS[name], n, bases, sizes, _Bytes)
         return context.get_dummy_value()
 
     return types.void(kind, to, source, types.intp), codegen
@@ -287,7 +260,7 @@ def _word_of(builder: Any, values: list[Any], per_scale: Any) -> Any:
 @intrinsic
 def byte_product(
     typing: Any, a: Any, a_terms: Any, b: Any, b_terms: Any, c: Any, ldc: Any, n: Any, minima: Any,
-    together: Any, accumulate: Any,
+    accumulate: Any,
 ) -> Any:  # fmt: skip
     """C (MR, PANEL) (+)= Σ over n blocks of scale_a · scale_b · (start + Σ a·b), and of
     total · minimum unless `minima` is 0.
@@ -295,8 +268,7 @@ def byte_product(
     a        (n · BLOCK_WORDS, MR) words of signed bytes; where BYTE_TILE has `square`, they lie in
              pairs: (n · BLOCK_WORDS / 2, MR, 2), and those of b likewise
     a_terms  (n, 3, MR): scale, start (int32) and total of each block of a row
-    b        (n · BLOCK_WORDS, PANEL) words of bytes q + MOVED, or of few bits
-    together how many words of b are summed in 16 bits, as `in_few_bits` says
+    b        (n · BLOCK_WORDS, PANEL) words of bytes q + MOVED
     b_terms  (2, BLOCKS, PANEL): scales, then minima
     c        rows ldc floats apart, overwritten unless accumulate is not 0
 
@@ -304,7 +276,7 @@ def byte_product(
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, a_terms, b, b_terms, c, ldc, n, minima, together, accumulate = arguments
+        a, a_terms, b, b_terms, c, ldc, n, minima, accumulate = arguments
         cells = [cgutils.alloca_once(builder, _NUMBERS) for _ in range(MR * NV)]
         for cell in cells:  # LLVM keeps them in registers
             builder.store(every(_NUMBERS, 0.0), cell)
@@ -314,7 +286,7 @@ def byte_product(
             prefetch(builder, target, first=True)
         with builder.if_then(builder.icmp_signed("!=", minima, minima.type(0))):
             _for_each_block(builder, n, cells, _emit_minima, a_terms, b_terms)
-        _for_each_kind(builder, together, n, cells, (a_terms, b_terms, a, b))
+        _for_each_block(builder, n, cells, _emit_products, a_terms, b_terms, a, b)
         added = builder.icmp_signed("!=", accumulate, accumulate.type(0))
         with builder.if_else(added) as parts:
             for part, old in zip(parts, (True, False), strict=True):
@@ -322,7 +294,7 @@ def byte_product(
                     _store_sums(builder, cells, to, old)
         return context.get_dummy_value()
 
-    return types.void(*(types.intp,) * 10), codegen
+    return types.void(*(types.intp,) * 9), codegen
 
 
 def _store_sums(builder: Any, cells: list[Any], to: list[Any], accumulate: bool) -> None:
@@ -341,22 +313,6 @@ def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *arrays: 
             builder.store(value, cell)
 
 
-def _for_each_kind(builder: Any, together: Any, n: Any, cells: list[Any], arrays: Any) -> None:
-    """All blocks, by the code for so many words together."""
-    after = builder.append_basic_block("after")
-    few_bits = sorted({in_few_bits(name)[0] for name in KINDS} - {0})
-    usual = builder.append_basic_block("usual")
-    choice = builder.switch(together, usual)
-    for kind in (0, *few_bits):
-        block = builder.append_basic_block(f"words{kind}") if kind else usual
-        if kind:
-            choice.add_case(together.type(kind), block)
-        builder.position_at_end(block)
-        _for_each_block(builder, n, cells, partial(_emit_products, kind), *arrays)
-        builder.branch(after)
-    builder.position_at_end(after)
-
-
 def _emit_minima(builder: Any, i: Any, a_terms: Any, b_terms: Any, sums: list[Any]) -> list[Any]:
     """sums + total · minimum of one block."""
     totals, minima = _of_rows(builder, i, a_terms, 2), _of_columns(builder, i, b_terms, BLOCKS)
@@ -365,10 +321,10 @@ def _emit_minima(builder: Any, i: Any, a_terms: Any, b_terms: Any, sums: list[An
 
 
 def _emit_products(
-    together: int, builder: Any, i: Any, a_terms: Any, b_terms: Any, a: Any, b: Any, sums: list[Any]
+    builder: Any, i: Any, a_terms: Any, b_terms: Any, a: Any, b: Any, sums: list[Any]
 ) -> list[Any]:
     """sums + scale_a · scale_b · (start + Σ a·b) of one block."""
-    multiply = _emit_squares if BYTE_TILE.square else partial(_emit_whole, together)
+    multiply = _emit_squares if BYTE_TILE.square else _emit_whole
     whole = multiply(builder, i, a, b, a_terms)
     scales, column_scales = _of_rows(builder, i, a_terms, 0), _of_columns(builder, i, b_terms, 0)
     pairs = [(scale, other) for scale in scales for other in column_scales]
@@ -378,13 +334,12 @@ def _emit_products(
     ]
 
 
-def _emit_whole(together: int, builder: Any, i: Any, a: Any, b: Any, a_terms: Any) -> list[Any]:
+def _emit_whole(builder: Any, i: Any, a: Any, b: Any, a_terms: Any) -> list[Any]:
     """start + Σ a·b of block i, for each row of the tile its vectors."""
     a_at, b_at = (builder.mul(i, ir.Constant(I64, BLOCK_WORDS * n)) for n in (MR, PANEL))
     starts = _of_rows(builder, i, a_terms, 1)
     sums = [builder.bitcast(start, _INTS) if MOVED else every(_INTS, 0)
             for start in starts for _ in _COLUMNS]  # fmt: skip
-    few: list[Any] = [None] * len(sums)  # of 16 bits
     rows = each_in_all_lanes(builder, a, a_at, BLOCK_WORDS * MR)
     for k in range(BLOCK_WORDS):
         words = [at(builder, b, b_at, k * PANEL + j) for j in _COLUMNS]
@@ -392,18 +347,8 @@ def _emit_whole(together: int, builder: Any, i: Any, a: Any, b: Any, a_terms: An
         for m in range(MR):
             x = rows(k * MR + m, _INTS)
             for j, column in enumerate(columns, m * NV):
-                if together:
-                    u, s = (builder.bitcast(v, _WORD_BYTES) for v in (column, x))
-                    few[j] = sixteen_bit_sums(builder, u, s, few[j])
-                else:
-                    sums[j] = BYTE_TILE.inner(builder, x, column, sums[j])
-        if together and (k + 1) % together == 0:
-            pairs = zip(sums, few, strict=True)
-            sums = [builder.add(old, widened_pairs(builder, new)) for old, new in pairs]
-            few = [None] * len(sums)
-        elif together:
-            few = in_order(builder, few)
-        elif _IN_PAIRS:
+                sums[j] = BYTE_TILE.inner(builder, x, column, sums[j])
+        if _IN_PAIRS:
             sums = in_order(builder, sums)
     return sums
 

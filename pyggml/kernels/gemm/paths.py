@@ -10,6 +10,7 @@ from pyggml.jit.isa import CHOSEN
 from pyggml.kernels.gemm import (
     by_rows,
     few,
+    few_bits,
     int8,
     low_rank,
     product,
@@ -30,18 +31,24 @@ _SOME = (tiles.SOME,) if CHOSEN.tiles else ()
 # Without VNNI, rows as they lie are faster. Tiles of bytes at 512 bits were not timed there.
 _LANES = () if CHOSEN.byte_pairs else (several.INT8,)
 _BYTES = () if CHOSEN.byte_pairs and CHOSEN.lanes == 16 else (int8.INT8,)
-# And of few tokens, unless they round weights anew. GFLOP/s of Q4_K with 4, 6 and 12 tokens: 101,
-# 152 and 204, by rows 94, 76, 96; of Q8_0 77, 118, 148, and 100, 76, 101; of Q6_K 34, 52, 82, and
-# 100, 78, 102.
-_FEW_IN_TILES = replace(
-    int8.INT8, name="int8, few tokens", takes=int8.rounds_no_weights, fewest=several.FEWEST,
-    most=by_rows.MOST,
-)  # fmt: skip
-_FEW = (_FEW_IN_TILES,) if CHOSEN.byte_pairs and _BYTES else ()
+# Without VNNI weights of few bits have tiles of their own. With few tokens too tiles are faster,
+# unless 16 weights share a scale. GFLOP/s of Q4_K with 4, 6 and 12 tokens: 101, 152 and 204, by
+# rows 94, 76, 96; of Q8_0 77, 118, 148, and 100, 76, 101; of Q6_K 34, 52, 82, and 100, 78, 102.
+_FEW_BITS = (few_bits.FEW_BITS, few_bits.TWO_SCALES) if few_bits.KINDS else ()
+
+
+def _of_few_tokens(path: ProductPath) -> ProductPath:
+    return replace(
+        path, name=f"{path.name}, few tokens", fewest=several.FEWEST, most=by_rows.MOST,
+        takes=lambda p: int8.rounds_no_weights(p) and path.takes(p),
+    )  # fmt: skip
+
+
+_IN_TILES = tuple(map(_of_few_tokens, (few_bits.FEW_BITS, int8.INT8))) if few_bits.KINDS else ()
 PATHS: tuple[ProductPath, ...] = (
     *_ALL,
     *_LANES,
-    *_FEW,
+    *_IN_TILES,
     by_rows.INT8,
     few.FLOATS,
     thin.DOTS,
@@ -50,6 +57,7 @@ PATHS: tuple[ProductPath, ...] = (
     low_rank.LOW_RANK,
     strided.STRIDED,
     *_MANY,
+    *_FEW_BITS,
     *_BYTES,
     *_SOME,
     product.BF16,

@@ -107,12 +107,18 @@ def decode(builder: Any, source: Any, name: str, n_blocks: int) -> PieceBlock:
 
 
 @lru_cache
-def unsigned_range(name: str) -> tuple[int, int] | None:
-    """zero and the largest u of a type's weights u − zero; None if 32 may have several scales."""
+def whole_range(name: str) -> tuple[int, int, bool]:
+    """zero and the largest u of a type's weights u − zero, and whether each 32 have one scale."""
     builder = _builder()
     block = decode(builder, builder.function.args[0], name, 1)
     _, zeros, spans = zip(*(_as_unsigned(node) for _, node in block.weight_pieces()), strict=True)
-    return (max(zeros), max(spans)) if block.has_one_scale else None
+    return max(zeros), max(spans), block.has_one_scale
+
+
+def unsigned_range(name: str) -> tuple[int, int] | None:
+    """zero and the largest u of a type's weights u − zero; None if 32 may have several scales."""
+    zero, most, has_one_scale = whole_range(name)
+    return (zero, most) if has_one_scale else None
 
 
 def _plans(name: str, n_blocks: int) -> Iterator[RowPlan]:

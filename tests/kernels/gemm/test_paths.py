@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from processes import printed
 from rooms import Rooms
+from scales_in_dy import with_scales_in_dy
 
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
@@ -36,14 +37,28 @@ def strided(m, n, k, **given):
 TILES = CHOSEN.tiles
 SOME = "amx, few tokens"
 IN_PAIRS = CHOSEN.name == "avx2"
-SEVERAL = "int8, few tokens" if IN_PAIRS else "several int8"
+FEW_BITS = "int8, few bits" if IN_PAIRS else "int8"
+SEVERAL = f"{FEW_BITS}, few tokens" if IN_PAIRS else "several int8"
 SERVED = {
     "enough tokens for tiles": (
         weight("mul_mat", "Q4_K", "int8", m=64),
-        "amx" if TILES else "int8",
+        "amx" if TILES else FEW_BITS,
     ),
-    "whole numbers in bytes": (weight("mul_mat", "Q4_K", "int8"), "int8"),
-    "whole numbers backward": (weight("out_prod", "Q4_K", "int8", n=256, k=64), "int8"),
+    "whole numbers of 8 bits": (weight("mul_mat", "Q8_0", "int8"), "int8"),
+    "whole numbers in bytes": (weight("mul_mat", "Q4_K", "int8"), FEW_BITS),
+    "whole numbers backward": (weight("out_prod", "Q4_K", "int8", n=256, k=64), FEW_BITS),
+    "of 16 with one scale": (
+        weight("mul_mat", "Q6_K", "int8"),
+        f"{FEW_BITS}, two scales" if IN_PAIRS else "int8",
+    ),
+    "of 16 with one scale, backward": (
+        weight("out_prod", "Q6_K", "int8", n=256, k=64),
+        f"{FEW_BITS}, two scales" if IN_PAIRS else "int8",
+    ),
+    "of 8 bits, several tokens": (
+        weight("mul_mat", "Q8_0", "int8", m=MOST),
+        "int8, few tokens" if IN_PAIRS else SEVERAL,
+    ),
     "a sum over half a block of rows": (
         weight("out_prod", "Q8_0", "int8", n=256, k=40),
         SOME if TILES else FLOATS,
@@ -105,7 +120,7 @@ def test_bytes_take_less_scratch_than_floats():
     if NUMPY:
         pytest.skip("NumPy needs none")
     ints, floats = (gemm.packing(weight("mul_mat", "Q4_K", c)) for c in ("int8", "f32"))
-    assert (ints[1], floats[1]) == ("int8", "f32")
+    assert (ints[1], floats[1]) == (FEW_BITS, "f32")
     assert ints[0] < floats[0] / 2
     assert gemm.packing(weight("mul_mat", "F32", "f32")) == (0, "")
     assert gemm.packing(weight("mul_mat", "Q4_K", "int8", m=1)) == (0, "")
@@ -154,7 +169,11 @@ def bound(p, c, a, b, memory, accumulate):
 
 # Paths that round both factors to bfloat16, and those that round to bytes; the others are exact.
 ROUND_TO_BF16 = {"amx", SOME, "bf16"}
-ROUND_TO_BYTES = {"int8", "int8, few tokens", "int8 by rows", "several int8"}
+ROUND_TO_BYTES = {path.name for path in PATHS if "int8" in path.name}
+
+
+# Of 16 weights with one scale both scales of 32 are rounded, to 12 bits, or become one.
+OF_TWO_SCALES = {("Q6_K", "int8, few bits, two scales"): 1e-7, ("Q6_K", "int8"): 3e-5}
 
 
 def compute_slowly(p, c, a, b):
@@ -162,6 +181,9 @@ def compute_slowly(p, c, a, b):
     name = gemm.path_of(p).name
     if p.form == "strided":
         return reference.strided(c, a, b, True)
+    if p.form == "out_prod" and name.startswith("int8, few bits"):
+        c += with_scales_in_dy(a, b, p.weight_type.name)
+        return None
     multiply = reference.forward if p.form == "mul_mat" else reference.backward
     pairs = p.rounds if NUMPY else name in ROUND_TO_BF16
     in_bytes = int8.takes(p) if NUMPY else name in ROUND_TO_BYTES
@@ -184,8 +206,10 @@ def test_every_path_computes_what_the_reference_does(name, rng):
         memory[:] = 255
         bound(p, c, a, b, memory, accumulate)()
         # Backward, a weight on the edge between two bytes may be rounded either way.
-        rounds_twice = p.form == "out_prod" and gemm.path_of(p).name in ROUND_TO_BYTES
-        assert nmse(c, wanted) < (1e-6 if rounds_twice else 1e-11)
+        name = gemm.path_of(p).name
+        rounds_twice = p.form == "out_prod" and name in ROUND_TO_BYTES
+        most = 1e-6 if rounds_twice else OF_TWO_SCALES.get((p.weight_type.name, name), 1e-11)
+        assert nmse(c, wanted) < most
 
 
 @pytest.mark.parametrize("form", ["mul_mat", "out_prod", "strided"])
@@ -242,7 +266,7 @@ BY_ISA = {
     "generic": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
     "numpy": "numpy;" * 12,
     "avxvnni": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
-    "avx2": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8;f32;",
+    "avx2": "few;few;f32;f32;few;few;bf16;bf16;int8 by rows;few;int8, few bits;f32;",
 }
 
 
