@@ -293,7 +293,9 @@ _READERS: dict[str, Callable[[str], str]] = {
 
 
 def _fault(kind: str, what: str) -> ConfigError:
-    """One sentence of what llguidance says, which may have lines of the grammar."""
+    """One sentence of what llguidance says, which may have lines of the grammar and its state."""
     lines = [line.strip() for line in what.splitlines()]
     said = " ".join(line for line in lines if line and set(line) - set("^ "))
-    return ConfigError([(kind or "the answer's form", f"cannot be followed: {said[:300]}")])
+    said = said.split(" <state>")[0].replace("NoExtensionBias", "no token fits here")
+    fault = f"cannot be followed: {said[:300]}"
+    return ConfigError([(kind, fault) if kind else f"the answer's form {fault}"])

@@ -267,6 +267,15 @@ def test_a_form_that_grows_too_large_ends_its_answer():
         place.mask(10)
 
 
+def test_a_form_that_nothing_fits_says_so():
+    words = tokenizer.from_gguf(DEMO)
+    with pytest.raises(ConfigError) as caught:
+        place = follower(Sampling(json_schema='{"$ref": "#"}'), words, ())
+        place.mask(words.n_vocab)
+    assert str(caught.value) == "the answer's form cannot be followed: no token fits here"
+    assert caught.value.message(lambda name: f"--{name}") == str(caught.value), "no option"
+
+
 def test_a_form_that_no_biased_token_fits_says_so():
     words = tokenizer.from_gguf(DEMO)
     (token,) = words.encode("a", add_special=False)
