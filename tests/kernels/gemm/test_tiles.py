@@ -156,7 +156,8 @@ def test_how_far_from_exact(rng):
     assert 1e-6 < nmse(multiply("mul_mat", x, w, "Q8_0", 96), wanted) < 8e-6
 
 
-def test_threads_change_nothing(rng):
+def test_threads_change_nothing(rng, monkeypatch):
+    """Nor does the width of tasks."""
     w, before = quantize(normal(rng, 3 * FORWARD_COLUMNS, 512), "Q4_K"), threads.get()
     x, dy = normal(rng, 5 * SIDE, 512), normal(rng, 5 * SIDE, len(w))
     found = []
@@ -168,6 +169,9 @@ def test_threads_change_nothing(rng):
     finally:
         threads.set(before)
     assert found[:2] == found[2:]
+    monkeypatch.setattr(threads, "most", lambda: 16)
+    assert product._cut(Problem("mul_mat", SIDE, len(w), 512, dtype("Q4_K"), "bf16"))[0] == 64
+    assert found[0].startswith(multiply("mul_mat", x[:SIDE], w, "Q4_K", len(w)).tobytes())
 
 
 def test_what_is_not_finite_stays_in_its_row(rng):

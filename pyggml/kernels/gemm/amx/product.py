@@ -11,10 +11,11 @@ shapes only, so that threads do not change it.
 
 import numpy as np
 
+from pyggml import threads
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Bool, Floats2, Floats3, Shorts1, Shorts3
+from pyggml.jit.frames import Bool, Floats2, Floats3, Int, Shorts1, Shorts3
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, of_threads, pieces, stage, task_code, whole
 from pyggml.kernels.gemm.amx.rows import (
@@ -54,12 +55,14 @@ from pyggml.kernels.gemm.frames import Product, columns_from, rows_from
 from pyggml.kernels.gemm.panels import rounded_up
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.kernels.gemm.teams import Team, is_wanted, take_group, team_arrays, team_of, teams
+from pyggml.sizes import round_up
 
-# Columns of a task, and numbers of k in one of its passes: so much of B stays in the second cache.
-# C is read and written once a pass. Backward, columns are a multiple of every block length, as are
-# the pieces of W's rows that are unpacked at a time.
+# Columns of a task, forward at most, and numbers of k in one of its passes: so much of B stays in
+# the second cache. C is read and written once a pass. Backward, columns are a multiple of every
+# block length, as are the pieces of W's rows that are unpacked at a time.
 FORWARD_COLUMNS, FORWARD_DEPTH = 128, 3072
 BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
+FEWEST_COLUMNS = 64  # each task reads all of its rows of A
 _WT_ALONE = np.bool_(False)
 
 
@@ -69,6 +72,7 @@ class TileProduct(Product, Team, Beside):
     a_in_columns: Bool
     packed_a: Shorts1  # rows of bfloat16
     rounds: Bool  # whether W's unpacker writes bfloat16
+    columns: Int  # of a task
     # of each thread
     rows: Shorts3  # of W, as bfloat16
     numbers: Floats2
@@ -147,15 +151,15 @@ def _put_edge(c, start, ldc, edge, n_rows, n_columns, added):
 
 
 @kernel
-def _columns_of(f, task, n_columns):
+def _columns_of(f, task):
     """A task's columns: the first, and the one past the last; none if nothing is left of them."""
-    first = team_of(f, task) * n_columns
-    return first, min(first + n_columns, f.n) if is_wanted(f, task) else first
+    first = team_of(f, task) * f.columns
+    return first, min(first + f.columns, f.n) if is_wanted(f, task) else first
 
 
 @task_code(TileProduct)
 def _forward_task(f, task, thread):
-    columns = _columns_of(f, task, FORWARD_COLUMNS)
+    columns = _columns_of(f, task)
     here, n = rows_from(f.w, columns[0]), columns[1] - columns[0]
     configure()
     for k0 in range(0, f.k if n else 0, FORWARD_DEPTH):
@@ -168,7 +172,7 @@ def _forward_task(f, task, thread):
 
 @task_code(TileProduct)
 def _backward_task(f, task, thread):
-    columns = _columns_of(f, task, BACKWARD_COLUMNS)
+    columns = _columns_of(f, task)
     here, n = columns_from(f.w, columns[0]), columns[1] - columns[0]
     configure()
     for k0 in range(0, f.k if n else 0, BACKWARD_DEPTH):
@@ -189,8 +193,8 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     lda = o.a.strides[1] // 4 if p.a_in_columns else o.lda
     f = TileProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, a_in_columns=p.a_in_columns, rounds=rounds, **team,
-        **fields_of(p, o, scratch),
+        accumulate=o.accumulate, a_in_columns=p.a_in_columns, rounds=rounds, columns=columns,
+        **team, **fields_of(p, o, scratch),
     )  # fmt: skip
     packed = scratch.pop("packed_a")
     taken, own = whole(scratch.pop("taken"), False), of_threads(scratch)
@@ -204,10 +208,14 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
 
 
 def _cut(p: Problem) -> tuple[int, int, Code]:
-    """Columns of a task, depth of its passes, and its code."""
-    if p.form == "mul_mat":
-        return FORWARD_COLUMNS, FORWARD_DEPTH, _forward_task
-    return BACKWARD_COLUMNS, BACKWARD_DEPTH, _backward_task
+    """Columns of a task, depth of its passes, and its code. Forward, threads have equally many
+    tasks, if these are not too narrow: all of a team unpack the same weights."""
+    if p.form != "mul_mat":
+        return BACKWARD_COLUMNS, BACKWARD_DEPTH, _backward_task
+    n_threads = threads.most()
+    n_tasks = -(-p.n // (FORWARD_COLUMNS * n_threads)) * n_threads
+    columns = max(FEWEST_COLUMNS, round_up(-(-p.n // n_tasks), SIDE))
+    return columns, FORWARD_DEPTH, _forward_task
 
 
 def _layout(p: Problem) -> Layout:
