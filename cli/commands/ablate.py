@@ -4,13 +4,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 import pyggml.threads
 from pyggml import lab, load
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import Names, in_group, model_option, output_option, threads_option
+from pyggml.cli.terminal.options import Names, model_option, output_option, threads_option
 from pyggml.cli.terminal.show import row, size
 from pyggml.errors import ConfigError
 from pyggml.lora import combine
@@ -26,19 +24,19 @@ _PLACE = re.compile(r"([0-9]{1,5})\.([0-9]{1,6})")
     'pyggml generate -m model.gguf --lora no-head.gguf -p "..."',
 )
 @model_option
-@click.option(
+@grouped_option(
+    "output",
     "--heads",
+    "attention heads to take away: block and head, as 6.4",
     type=Names(),
     metavar="A.B,C.D",
-    **in_group("output"),
-    help="attention heads to take away: block and head, as 6.4",
 )
-@click.option(
+@grouped_option(
+    "output",
     "--neurons",
+    "neurons of feed-forward parts to take away: block and neuron, as 3.117",
     type=Names(),
     metavar="A.B,C.D",
-    **in_group("output"),
-    help="neurons of feed-forward parts to take away: block and neuron, as 3.117",
 )
 @output_option(ADAPTER, "adapter to write")
 @threads_option

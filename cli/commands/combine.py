@@ -3,20 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 import pyggml.threads
 from pyggml import gguf, load
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.exit import end_if_signalled
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     adapter_word,
     given_settings,
-    in_group,
     model_option,
     output_option,
     settings_options,
@@ -48,7 +46,7 @@ class TensorLine:
     params=[*settings_options(Combination, {})],
 )
 @model_option
-@click.option("--lora", **_LORA, **in_group("model"), help="adapter, and its weight; several")
+@grouped_option("model", "--lora", "adapter, and its weight; several", **_LORA)
 @output_option(ADAPTER, "adapter to write")
 @threads_option
 def command(

@@ -11,10 +11,10 @@ import numpy as np
 
 import pyggml.threads
 from pyggml import Model, lab, load
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import Adapter, AdapterFile, in_group, threads_option
+from pyggml.cli.terminal.options import Adapter, AdapterFile, threads_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import note, percent, printable, say
 from pyggml.errors import ConfigError, DataError
@@ -32,21 +32,19 @@ _MOST = 512  # tokens of the text, by default
 )
 @click.argument("base", type=MODEL, metavar="MODEL")
 @click.argument("other", type=AdapterFile(), metavar="ADAPTER[:WEIGHT]|MODEL")
-@click.option(
-    *("-f", "--file", "text"),
+@grouped_option(
+    "data",
+    "-f --file text",
+    "UTF-8 text that both read: how activations, heads and predictions differ",
     type=PATH,
-    **in_group("data"),
-    help="UTF-8 text that both read: how activations, heads and predictions differ",
 )
-@click.option(
+@grouped_option(
+    "data",
     "--ctx",
+    f"most tokens of the text that are read (default: the context, at most {_MOST})",
     type=click.IntRange(min=2),
-    **in_group("data"),
-    help=f"most tokens of the text that are read (default: the context, at most {_MOST})",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, **in_group("output"), help="print all numbers as JSON"
-)
+@grouped_option("output", "--json as_json", "print all numbers as JSON", is_flag=True)
 @threads_option
 def command(
     base: Path, other: Adapter, text: Path | None, ctx: int | None, as_json: bool, threads: int

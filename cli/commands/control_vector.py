@@ -9,9 +9,9 @@ import numpy as np
 
 from pyggml import Model
 from pyggml.chat.messages import BadValue, checked_text
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import CONTROL_VECTOR
-from pyggml.cli.terminal.options import ModelSource, in_group, model_options, output_option
+from pyggml.cli.terminal.options import ModelSource, model_options, output_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import plural, row, say_progress, size, unescape
 from pyggml.errors import ConfigError, DataError
@@ -36,47 +36,49 @@ _ABOUT = {
     'pyggml generate -m model.gguf --control-vector happy.gguf:1.5 -p "Today"',
 )
 @model_options
-@click.option(
-    *("-f", "--file", "pairs"),
+@grouped_option(
+    "data",
+    "-f --file pairs",
+    'JSON Lines of pairs: {"positive": TEXT, "negative": TEXT}',
     type=PATH,
-    **in_group("data"),
-    help='JSON Lines of pairs: {"positive": TEXT, "negative": TEXT}',
 )
-@click.option(
+@grouped_option(
+    "data",
     "--positive-file",
+    "texts to lead towards, one a line; \\n in it is a new line",
     type=PATH,
-    **in_group("data"),
-    help="texts to lead towards, one a line; \\n in it is a new line",
 )
-@click.option(
+@grouped_option(
+    "data",
     "--negative-file",
+    "texts to lead away from; with --method pca line by line the others of pairs",
     type=PATH,
-    **in_group("data"),
-    help="texts to lead away from; with --method pca line by line the others of pairs",
 )
 @output_option(CONTROL_VECTOR, "control vector to write")
-@click.option(
+@grouped_option(
+    "output",
     "--method",
+    "mean: the mean of one kind less that of the other; pca: the direction in which pairs "
+    "differ most",
     type=click.Choice(["mean", "pca"]),
     default="mean",
-    **in_group("output", brief="mean or pca"),
-    help="mean: the mean of one kind less that of the other; pca: the direction in which pairs "
-    "differ most",
+    brief="mean or pca",
 )
-@click.option(
+@grouped_option(
+    "output",
     "--positions",
+    "whose activations count: the rest of a text after its first position, all, or the last",
     type=click.Choice([*_POSITIONS]),
     default="rest",
-    **in_group("output", brief="whose activations count: rest, all, last"),
-    help="whose activations count: the rest of a text after its first position, all, or the last",
+    brief="whose activations count: rest, all, last",
 )
-@click.option(
+@grouped_option(
+    "output",
     "--layers",
+    "blocks that get a direction, both counted (default: all but block 0, which has none)",
     type=click.IntRange(min=1),
     nargs=2,
     metavar="FIRST LAST",
-    **in_group("output"),
-    help="blocks that get a direction, both counted (default: all but block 0, which has none)",
 )
 def command(
     source: ModelSource,

@@ -6,9 +6,9 @@ import click
 
 from pyggml import gguf, load
 from pyggml.chat.source import carries_template
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import in_group, model_option
+from pyggml.cli.terminal.options import model_option
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import plural, say, size
 from pyggml.lora.peft import from_peft, to_peft
@@ -24,11 +24,11 @@ from pyggml.models.stack import LABELS, POOLING
 @click.argument("source", metavar="FROM", type=PATH)
 @click.argument("target", metavar="TO", type=OutputPath(ADAPTER, may_be_folder=True))
 @model_option
-@click.option(
+@grouped_option(
+    "output",
     "--base-name",
+    "the model's name or folder in transformers, for adapter_config.json",
     metavar="NAME",
-    **in_group("output"),
-    help="the model's name or folder in transformers, for adapter_config.json",
 )
 def command(source: Path, target: Path, model: Path, base_name: str | None) -> None:
     """Convert an adapter: a PEFT folder to a GGUF file, or a GGUF file to a PEFT folder.

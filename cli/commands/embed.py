@@ -4,12 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
 import numpy as np
 
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import EMBEDDINGS
-from pyggml.cli.terminal.options import ModelSource, in_group, model_options, pooling_option
+from pyggml.cli.terminal.options import ModelSource, model_options, pooling_option
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import note, plural, say, say_progress
 from pyggml.errors import ConfigError, DataError
@@ -26,24 +25,17 @@ _FORMATS = (".npy", ".jsonl", ".txt")
     'pyggml embed -m reranker.gguf --rerank "what is a cat?" -f documents.txt',
 )
 @model_options
-@click.option("-p", "--prompt", multiple=True, **in_group("text"), help="a text; again for another")
-@click.option(
-    "-f",
-    "--file",
-    type=PATH,
-    **in_group("text"),
-    help="UTF-8 file with a text on each line",
-)
+@grouped_option("text", "-p --prompt", "a text; again for another", multiple=True)
+@grouped_option("text", "-f --file", "UTF-8 file with a text on each line", type=PATH)
 @pooling_option("text", True, "none")
-@click.option("--no-normalise", is_flag=True, **in_group("text"), help="vectors of any length")
-@click.option("--cosine", is_flag=True, **in_group("output"), help="print the cosine of every pair")
-@click.option("--rerank", metavar="QUERY", **in_group("output"), help="print how well texts answer")
-@click.option(
-    "-o",
-    "--output",
+@grouped_option("text", "--no-normalise", "vectors of any length", is_flag=True)
+@grouped_option("output", "--cosine", "print the cosine of every pair", is_flag=True)
+@grouped_option("output", "--rerank", "print how well texts answer", metavar="QUERY")
+@grouped_option(
+    "output",
+    "-o --output",
+    ".npy, .jsonl or .txt file to write (default: print lines of JSON)",
     type=OutputPath(EMBEDDINGS),
-    **in_group("output"),
-    help=".npy, .jsonl or .txt file to write (default: print lines of JSON)",
 )
 def command(
     source: ModelSource,

@@ -8,10 +8,10 @@ import numpy as np
 import pyggml.threads
 from pyggml import load
 from pyggml.cli.commands.combine import TensorLine, ranks_of
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import model_file
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import in_group, model_option, output_option, threads_option
+from pyggml.cli.terminal.options import model_option, output_option, threads_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import percent, row, size
 from pyggml.errors import first_names
@@ -27,26 +27,26 @@ _RANK = 16
     "pyggml extract -m base.gguf --from trained.gguf -o adapter.gguf --error 0.1",
 )
 @model_option
-@click.option(
-    *("--from", "trained"),
+@grouped_option(
+    "model",
+    "--from trained",
+    "model that the adapter shall make of --model: trained in full, merged, or another type",
     type=PATH,
     required=True,
-    **in_group("model"),
-    help="model that the adapter shall make of --model: trained in full, merged, or another type",
 )
 @output_option(ADAPTER, "adapter to write")
-@click.option(
+@grouped_option(
+    "output",
     "--rank",
+    f"rank of the adapter, at most that of each matrix  [default: {_RANK}]",
     type=click.IntRange(min=1),
-    **in_group("output"),
-    help=f"rank of the adapter, at most that of each matrix  [default: {_RANK}]",
 )
-@click.option(
+@grouped_option(
+    "output",
     "--error",
-    type=click.FloatRange(min=0, max=1, max_open=True),
-    **in_group("output"),
-    help="in place of a rank: the share of each difference, by its root mean square, that may be "
+    "in place of a rank: the share of each difference, by its root mean square, that may be "
     "left out; the rank is the lowest that does, tensor by tensor",
+    type=click.FloatRange(min=0, max=1, max_open=True),
 )
 @threads_option
 def command(

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from pyggml import Model
 from pyggml.chat import MODEL, ChatEncoder, answer_ending, carries_template
 from pyggml.chat.messages import BadValue
@@ -31,12 +29,11 @@ from pyggml.cli.terminal.generation import (
     sampling_options,
     say_piece,
 )
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.options import (
     ModelSource,
     draft_option,
     given_settings,
-    in_group,
     model_options,
     settings_options,
 )
@@ -68,23 +65,17 @@ class _Prompt:
 )
 @model_options
 @draft_option
-@click.option("-p", "--prompt", **in_group("text"), help="text to continue; \\n is a new line")
+@grouped_option("text", "-p --prompt", "text to continue; \\n is a new line")
 @data_option(
+    "chats and prompts to answer instead: rows as finetune reads them, without their answers",
     "--messages",
-    about="chats and prompts to answer instead: rows as finetune reads them, without their answers",
-    group="text",
+    "text",
     required=False,
 )
 @chat_template_option(common=False)
 @chat_template_kwargs_option()
 @continue_last_option
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    **in_group("text"),
-    help="print a line of JSON for each prompt",
-)
+@grouped_option("text", "--json as_json", "print a line of JSON for each prompt", is_flag=True)
 @n_tokens_option("most tokens to write", default=128, show_default=True)
 @ctx_option(2, "most tokens, prompt included (default: the model's context)")
 def command(

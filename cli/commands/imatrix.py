@@ -9,12 +9,11 @@ import click
 
 from pyggml import Model
 from pyggml.cli.terminal.data_files import data_option
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import IMPORTANCE
 from pyggml.cli.terminal.options import (
     ModelSource,
     given_settings,
-    in_group,
     model_options,
     output_option,
 )
@@ -36,13 +35,10 @@ from pyggml.lora.evaluate.importance import Collector
     params=text_options("long"),
 )
 @model_options
-@data_option("-f", "--file", "files", about="calibration data: UTF-8 text, or rows as for finetune")
+@data_option("calibration data: UTF-8 text, or rows as for finetune")
 @output_option(IMPORTANCE, "GGUF file to write")
-@click.option(
-    "--chunks",
-    type=click.IntRange(min=1),
-    **in_group("data"),
-    help="most chunks to read (default: all)",
+@grouped_option(
+    "data", "--chunks", "most chunks to read (default: all)", type=click.IntRange(min=1)
 )
 def command(
     source: ModelSource, files: tuple[Path, ...], output: Path, chunks: int | None, **given: Any

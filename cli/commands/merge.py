@@ -8,13 +8,12 @@ import click
 import pyggml.threads
 from pyggml import gguf, load
 from pyggml.cli.terminal.chat_templates import choose_template
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import MODEL_FILE
 from pyggml.cli.terminal.options import (
     ADAPTERS,
     Adapter,
     adapter_word,
-    in_group,
     model_option,
     output_option,
     threads_option,
@@ -50,30 +49,29 @@ def _file_type(ctx: click.Context, param: click.Parameter, value: str) -> str | 
     "pyggml merge -m model.gguf --lora a.gguf:0.7 --lora b.gguf:0.3 -o both.gguf",
 )
 @model_option
-@click.option(
+@grouped_option(
+    "model",
     "--lora",
-    **ADAPTERS,
-    **in_group("model"),
-    help="adapter to merge; of several the updates add up; none: the model's numbers are written "
+    "adapter to merge; of several the updates add up; none: the model's numbers are written "
     "as they are, in the types asked for",
+    **ADAPTERS,
 )
 @output_option(MODEL_FILE, "GGUF model to write")
-@click.option(
-    "--type",
-    "file_type",
+@grouped_option(
+    "output",
+    "--type file_type",
+    "file type of the output; keep: every tensor keeps its own type",
     metavar="TYPE",
     default=_KEEP,
     callback=_file_type,
-    **in_group("output"),
-    help="file type of the output; keep: every tensor keeps its own type",
 )
-@click.option(
+@grouped_option(
+    "output",
     "--rounding",
+    "update: so that the updates are kept where they are smaller than the steps of a type; "
+    "nearest: as llama.cpp packs the sums, byte for byte",
     type=click.Choice(ROUNDINGS),
     default=ROUNDINGS[0],
-    **in_group("output"),
-    help="update: so that the updates are kept where they are smaller than the steps of a type; "
-    "nearest: as llama.cpp packs the sums, byte for byte",
 )
 @click.option("--allow-requantize", is_flag=True, hidden=True)  # merging may, always
 @IMATRIX

@@ -7,10 +7,10 @@ import click
 import numpy as np
 
 from pyggml import gguf
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import MODEL_FILE
-from pyggml.cli.terminal.options import Size, in_group, output_option
+from pyggml.cli.terminal.options import Size, output_option
 from pyggml.cli.terminal.paths import check_space
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import row, say, size
@@ -33,59 +33,50 @@ _MOST_BYTES = 1 << 20  # of a file of hyperparameters
     "pyggml new --arch qwen3 --vocab model.gguf --params 50M -c 2048 -o base.gguf",
     "pyggml new --vocab tok.gguf --keys keys.json -o base.gguf",
 )
-@click.option(
+@grouped_option(
+    "model",
     "--vocab",
+    "GGUF file whose vocabulary it has, of `pyggml tokenizer` or of a model",
     type=MODEL,
     required=True,
-    **in_group("model"),
-    help="GGUF file whose vocabulary it has, of `pyggml tokenizer` or of a model",
 )
-@click.option(
-    "--arch",
-    default="llama",
-    metavar="NAME",
-    **in_group("model"),
-    help="architecture, by llama.cpp's name",
+@grouped_option(
+    "model", "--arch", "architecture, by llama.cpp's name", default="llama", metavar="NAME"
 )
-@click.option(
+@grouped_option(
+    "model",
     "--params",
+    "about so many parameters: 10M, 1.5M",
     type=Size("10M or 1.5M"),
     default="10M",
     metavar="N",
-    **in_group("model"),
-    help="about so many parameters: 10M, 1.5M",
 )
-@click.option(
-    *("-c", "--ctx"),
-    type=click.IntRange(1, 1 << 24),
-    default=1024,
-    **in_group("model"),
-    help="tokens of its context",
+@grouped_option(
+    "model", "-c --ctx", "tokens of its context", type=click.IntRange(1, 1 << 24), default=1024
 )
-@click.option(
+@grouped_option(
+    "model",
     "--keys",
-    type=PATH,
-    **in_group("model"),
-    help='JSON object of hyperparameters by GGUF\'s keys, {"llama.block_count": 4, …}; they '
+    'JSON object of hyperparameters by GGUF\'s keys, {"llama.block_count": 4, …}; they '
     "stand, the others follow from --params",
+    type=PATH,
 )
-@click.option(
+@grouped_option(
+    "model",
     "--tied/--untied",
-    default=True,
-    **in_group("model"),
-    help="whether the embedding is the output matrix too, where the architecture lets it be "
+    "whether the embedding is the output matrix too, where the architecture lets it be "
     "(default: tied)",
+    default=True,
 )
-@click.option(
-    "--type",
-    "type_name",
+@grouped_option(
+    "output",
+    "--type type_name",
+    "of matrices; vectors are F32",
     type=click.Choice(["F32", "F16", "BF16"], case_sensitive=False),
     default="F32",
     metavar="TYPE",
-    **in_group("output"),
-    help="of matrices; vectors are F32",
 )
-@click.option("--seed", type=int, default=0, metavar="N", **in_group("output"), help="seed")
+@grouped_option("output", "--seed", "seed", type=int, default=0, metavar="N")
 @output_option(MODEL_FILE, "GGUF file to write")
 def command(
     vocab: Path,

@@ -27,7 +27,7 @@ from pyggml.lora.evaluate.rows import windows
     params=text_options(),
 )
 @model_options
-@data_option("-f", "--file", "files", about="UTF-8 text, or rows as for finetune")
+@data_option("UTF-8 text, or rows as for finetune")
 def command(source: ModelSource, files: tuple[Path, ...], **given: Any) -> None:
     """Perplexity of a text, as llama.cpp's tool of this name computes it.
 

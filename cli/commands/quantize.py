@@ -7,10 +7,10 @@ import click
 
 import pyggml.threads
 from pyggml import gguf
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import MODEL_FILE
-from pyggml.cli.terminal.options import in_group, threads_option
+from pyggml.cli.terminal.options import threads_option
 from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.rewriting import (
     IMATRIX,
@@ -37,19 +37,19 @@ from pyggml.requantize.imatrix import read_imatrix
     "file_type", metavar="TYPE", callback=lambda ctx, param, value: check_file_type(value.upper())
 )
 @threads_option
-@click.option(
+@grouped_option(
+    "output",
     "--allow-requantize",
-    is_flag=True,
-    **in_group("output"),
-    help="requantise: write another type than a quantised model has, whose error adds to that of "
+    "requantise: write another type than a quantised model has, whose error adds to that of "
     "the first quantisation",
+    is_flag=True,
 )
 @IMATRIX
-@click.option(
+@grouped_option(
+    "output",
     "--base",
+    "the model before training, of a merged IN.gguf: rounded so that what was learned is kept",
     type=MODEL,
-    **in_group("output"),
-    help="the model before training, of a merged IN.gguf: rounded so that what was learned is kept",
 )
 @TENSORS
 def command(

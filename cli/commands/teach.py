@@ -9,14 +9,13 @@ import click
 from pyggml import load, threads
 from pyggml.cli.terminal.devices import WHERE, say_placement
 from pyggml.cli.terminal.exit import STOPPED
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import data_files
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.kinds import TEACHER
 from pyggml.cli.terminal.options import (
     compute_options,
     given_settings,
-    in_group,
     model_option,
     output_option,
     settings_options,
@@ -43,31 +42,29 @@ _NOTE = b"\nstopping after this window; the same command goes on from there\n"
     params=settings_options(DataConfig, {}, ["cache_dir"]),
 )
 @model_option
-@click.option(
-    "-f",
-    "--file",
+@grouped_option(
     "data",
+    "-f --file data",
+    "text or rows, as finetune takes them; may be given several times",
     type=FileWord(),
     multiple=True,
     required=True,
     metavar="FILE",
-    **in_group("data"),
-    help="text or rows, as finetune takes them; may be given several times",
 )
 @output_option(TEACHER, "GGUF file to write")
-@click.option(
+@grouped_option(
+    "output",
     "--top-k",
+    "likeliest tokens whose probabilities are kept; all others count as one",
     type=click.IntRange(1, 1 << 16),
     default=64,
-    **in_group("output"),
-    help="likeliest tokens whose probabilities are kept; all others count as one",
 )
-@click.option(
+@grouped_option(
+    "output",
     "--temperature",
+    "what divides the logits; finetune's --teacher-temperature must be the same",
     type=click.FloatRange(0.1, 100),
     default=1.0,
-    **in_group("output"),
-    help="what divides the logits; finetune's --teacher-temperature must be the same",
 )
 @compute_options
 def command(

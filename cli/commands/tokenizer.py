@@ -7,9 +7,9 @@ import click
 
 from pyggml import gguf
 from pyggml.cli.terminal.data_files import data_files, data_option
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import MODEL_FILE
-from pyggml.cli.terminal.options import in_group, output_option
+from pyggml.cli.terminal.options import output_option
 from pyggml.cli.terminal.show import note, say, size
 from pyggml.fresh import KINDS, vocabulary_fields
 from pyggml.lora.data import Row, TextRow, read_rows
@@ -28,29 +28,30 @@ _LONGEST_LINE = 1 << 20  # characters
     "pyggml tokenizer -f book.txt --kind characters -o characters.gguf",
     "pyggml new --vocab tok.gguf --params 10M -o base.gguf",
 )
-@data_option("-f", "--file", "files", about="UTF-8 text, or rows as for finetune")
+@data_option("UTF-8 text, or rows as for finetune")
 @output_option(MODEL_FILE, "GGUF file to write, without weights")
-@click.option(
+@grouped_option(
+    "output",
     "--kind",
+    "bpe: bytes, and the pairs that are most frequent in words; characters: bytes, and the "
+    "text's characters; bytes: these alone",
     type=click.Choice(KINDS),
     default=KINDS[0],
-    **in_group("output", brief="bpe, characters or bytes"),
-    help="bpe: bytes, and the pairs that are most frequent in words; characters: bytes, and the "
-    "text's characters; bytes: these alone",
+    brief="bpe, characters or bytes",
 )
-@click.option(
+@grouped_option(
+    "output",
     "--vocab-size",
+    "most tokens, special ones included",
     type=click.IntRange(min=1, max=1 << 20),
     default=8192,
-    **in_group("output"),
-    help="most tokens, special ones included",
 )
-@click.option(
+@grouped_option(
+    "output",
     "--special",
+    "a token that no text gives, such as <|im_end|>; may be given several times",
     multiple=True,
     metavar="TOKEN",
-    **in_group("output"),
-    help="a token that no text gives, such as <|im_end|>; may be given several times",
 )
 def command(
     files: tuple[Path, ...], output: Path, kind: str, vocab_size: int, special: tuple[str, ...]

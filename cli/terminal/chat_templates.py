@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from pyggml.chat import (
     BUILT_IN,
     MODEL,
@@ -16,7 +14,7 @@ from pyggml.chat import (
     find_template,
     write_alike,
 )
-from pyggml.cli.terminal.options import F, in_group
+from pyggml.cli.terminal.help import F, grouped_option
 from pyggml.cli.terminal.places import FileWord
 from pyggml.cli.terminal.show import note, say
 from pyggml.errors import TemplateError
@@ -26,25 +24,28 @@ from pyggml.tokenizer import Tokenizer
 
 def chat_template_option(group: str = "text", common: bool = True) -> Callable[[F], F]:
     """--chat-template."""
-    return click.option(
+    return grouped_option(
+        group,
         "--chat-template",
+        f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file "
+        "(default: as the adapter was trained, else model)",
         type=FileWord(),
         metavar="WORD",
-        **in_group(group, common, brief="chat template, a name or a file"),
-        help=f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file "
-        "(default: as the adapter was trained, else model)",
+        common=common,
+        brief="chat template, a name or a file",
     )
 
 
 def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
     """--chat-template-kwargs."""
-    return click.option(
+    return grouped_option(
+        group,
         "--chat-template-kwargs",
+        'further inputs of the chat template: {"enable_thinking": false}',
         metavar="JSON",
         default="",
         show_default=False,
-        **in_group(group, common=False),
-        help='further inputs of the chat template: {"enable_thinking": false}',
+        common=False,
     )
 
 

@@ -7,31 +7,28 @@ are those of training: `pyggml.lora.data` reads them.
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import click
-
-from pyggml.cli.terminal.help import GroupedOption
+from pyggml.cli.terminal.help import F, GroupedOption, grouped_option
 from pyggml.cli.terminal.hub import held_out_files
-from pyggml.cli.terminal.options import in_group, settings_options
+from pyggml.cli.terminal.options import settings_options
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import note
 from pyggml.lora.config import EvalConfig
 
 
 def data_option(
-    *names: str, about: str, group: str = "data", required: bool = True
-) -> Callable[[Any], Any]:
+    about: str, names: str = "-f --file files", group: str = "data", required: bool = True
+) -> Callable[[F], F]:
     """An option that takes data several times."""
-    return click.option(
-        *names,
+    return grouped_option(
+        group,
+        names,
+        f"{about}; a folder or pattern of these; may be given several times",
         type=PATH,
         multiple=True,
         required=required,
         callback=held_out_files,
-        **in_group(group),
         metavar="DATA",
-        help=f"{about}; a folder or pattern of these; may be given several times",
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from pyggml.cli.terminal.help import GroupedOption
-from pyggml.cli.terminal.options import F, given_settings, in_group, settings_options
+from pyggml.cli.terminal.help import F, GroupedOption, grouped_option
+from pyggml.cli.terminal.options import given_settings, settings_options
 from pyggml.cli.terminal.show import percent, say, speed, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Piece, Sampling
@@ -19,30 +19,28 @@ from pyggml.tokenizer import Tokenizer
 
 CTX = 4096  # most tokens of a chat, where the user names no other number
 _FLAGS = {"temperature": "temp"}  # llama.cpp's name
-system_option = click.option("--system", metavar="TEXT", **in_group("text"), help="system prompt")
+system_option = grouped_option("text", "--system", "system prompt", metavar="TEXT")
 
 
-continue_last_option = click.option(
+continue_last_option = grouped_option(
+    "text",
     "--continue-last",
+    "go on with the last message, which the assistant began, instead of answering anew",
     is_flag=True,
-    **in_group("text", common=False),
-    help="go on with the last message, which the assistant began, instead of answering anew",
+    common=False,
 )
 
 
 def n_tokens_option(help: str, **settings: Any) -> Callable[[F], F]:
     """-n, --n-tokens."""
-    names = ("-n", "--n-tokens")
-    kind = click.IntRange(min=1)
-    place = in_group("text", aliases=("n-predict", "max-tokens", "max-new-tokens"))
-    return click.option(*names, type=kind, metavar="N", **settings, **place, help=help)
+    kind, aliases = click.IntRange(min=1), ("n-predict", "max-tokens", "max-new-tokens")
+    return grouped_option("text", "-n --n-tokens", help, type=kind, aliases=aliases, **settings)
 
 
 def ctx_option(least: int, help: str) -> Callable[[F], F]:
     """--ctx."""
     kind = click.IntRange(min=least)
-    place = in_group("text", aliases=("ctx-size",))
-    return click.option("--ctx", type=kind, metavar="N", **place, help=help)
+    return grouped_option("text", "--ctx", help, type=kind, aliases=("ctx-size",))
 
 
 def n_ctx_of(model: Model, ctx: int | None, default: int | None = None) -> int:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -17,6 +17,8 @@ from pyggml.cli.terminal.places import (
     replacements,
 )
 from pyggml.cli.terminal.show import say_progress, set_quiet
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # In the order of the help; the settings' own groups (pyggml.settings.GROUPS) are among them.
 TITLES = {
@@ -210,6 +212,14 @@ class GroupedCommand(click.Command):
 def grouped_command(name: str, *examples: str, **about: Any) -> Callable[..., GroupedCommand]:
     """A function as such a command."""
     return click.command(name, cls=GroupedCommand, examples=examples, **about)
+
+
+def grouped_option(
+    group: str, names: str, help: str, common: bool = True, **about: Any
+) -> Callable[[F], F]:
+    """A function's parameter as such an option. names: "-f --file text", as click takes them."""
+    about |= {"group": group, "common": common, "help": help}
+    return click.option(*names.split(), cls=GroupedOption, **about)
 
 
 def _split_switch(arg: str, normal: Callable[[str], str], switches: Container[str]) -> list[str]:

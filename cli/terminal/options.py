@@ -12,12 +12,12 @@ from dataclasses import Field, dataclass, fields
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import click
 
 from pyggml.cli.terminal.devices import DEVICES, WHERE, say_placement
-from pyggml.cli.terminal.help import GroupedOption
+from pyggml.cli.terminal.help import F, GroupedOption, grouped_option
 from pyggml.cli.terminal.hub import MODEL, model_file
 from pyggml.cli.terminal.kinds import FileKind
 from pyggml.cli.terminal.places import FileWord, OutputPath, Reads
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyggml.model import Model
 
 Adapter = tuple[Path, float]  # a file and its weight
-F = TypeVar("F", bound=Callable[..., Any])
 _PLACES = {"dir": "FOLDER", "file": "FILE", "teacher": "FILE"}
 # The last part of the names of settings that are read.
 _FILE_WORDS = ("file", "teacher", "template")
@@ -88,74 +87,70 @@ ADAPTERS: dict[str, Any] = {
 }
 
 
-def in_group(
-    group: str, common: bool = True, aliases: Sequence[str] = (), brief: str = ""
-) -> dict[str, Any]:
-    """Arguments of an option that help lists in this group."""
-    about = {"group": group, "common": common, "aliases": aliases, "brief": brief}
-    return {"cls": GroupedOption, **about}
-
-
-_MODEL, _MEMORY = in_group("model"), in_group("memory")
 CONTROL_ALIASES = ("control-vector-scaled",)
 MODEL_ALIASES = ("model-name-or-path", "base-model")
-model_option = click.option(
-    "-m",
-    "--model",
+model_option = grouped_option(
+    "model",
+    "-m --model",
+    "GGUF model, or OWNER/NAME:TYPE of the hub",
     type=MODEL,
     required=True,
-    **in_group("model", aliases=MODEL_ALIASES),
-    help="GGUF model, or OWNER/NAME:TYPE of the hub",
+    aliases=MODEL_ALIASES,
 )
-lora_option = click.option(
-    "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; of several the updates add up"
+lora_option = grouped_option(
+    "model", "--lora", "adapter to use with it; of several the updates add up", **ADAPTERS
 )
-control_option = click.option(
+control_option = grouped_option(
+    "model",
     "--control-vector",
+    "control vector, as llama.cpp's, to add after blocks; several add up",
     **{**ADAPTERS, "metavar": "FILE[:SCALE]"},
-    **in_group("model", common=False, aliases=CONTROL_ALIASES),
-    help="control vector, as llama.cpp's, to add after blocks; several add up",
+    common=False,
+    aliases=CONTROL_ALIASES,
 )
-control_layers_option = click.option(
+control_layers_option = grouped_option(
+    "model",
     "--control-vector-layers",
+    "blocks after which control vectors are added, both counted (default: all that have a "
+    "direction)",
     type=click.IntRange(min=0),
     nargs=2,
     metavar="FIRST LAST",
-    **in_group("model", common=False, aliases=["control-vector-layer-range"]),
-    help="blocks after which control vectors are added, both counted (default: all that have a "
-    "direction)",
+    common=False,
+    aliases=["control-vector-layer-range"],
 )
-draft_option = click.option(
+draft_option = grouped_option(
+    "model",
     "--draft",
-    type=MODEL,
-    **in_group("model", common=False, aliases=["model-draft", "draft-model"]),
-    help="smaller model of the same tokens that guesses some ahead, which the model checks in one "
+    "smaller model of the same tokens that guesses some ahead, which the model checks in one "
     "pass where that is faster; the text stays the same",
+    type=MODEL,
+    common=False,
+    aliases=["model-draft", "draft-model"],
 )
-threads_option = click.option(
+threads_option = grouped_option(
+    "memory",
     "--threads",
+    "threads to use (0: all)",
     type=click.IntRange(min=0),
     default=0,
     show_default=False,
-    **_MEMORY,
-    help="threads to use (0: all)",
 )
-compute_option = click.option(
+compute_option = grouped_option(
+    "memory",
     "--compute",
+    "precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
+    "this CPU has",
     type=click.Choice(["auto", "int8", "bf16", "f32"]),
     default="auto",
-    **in_group("memory", brief="precision of products: int8, bf16, f32, auto"),
-    help="precision of matrix products: int8, bf16, f32, which is exact, or auto, the fastest that "
-    "this CPU has",
+    brief="precision of products: int8, bf16, f32, auto",
 )
 
 
 def output_option(kind: FileKind, help: str) -> Callable[[F], F]:
     """-o, --output."""
     file = OutputPath(kind)
-    return click.option(
-        *("-o", "--output"), type=file, required=True, **in_group("output"), help=help
-    )
+    return grouped_option("output", "-o --output", help, type=file, required=True)
 
 
 def compute_options(function: F) -> F:
@@ -170,13 +165,14 @@ def compute_options(function: F) -> F:
 
 def pooling_option(group: str, common: bool = True, *more: str) -> Callable[[F], F]:
     """--pooling of embeddings; more: further words beside those that make one vector of a text."""
-    return click.option(
+    return grouped_option(
+        group,
         "--pooling",
-        type=click.Choice(["mean", "cls", "last", *more]),
-        **in_group(group, common),
-        help="a text's vector: the mean of its tokens', that of the first, of the last"
+        "a text's vector: the mean of its tokens', that of the first, of the last"
         + ("; none: all " if more else " ")
         + "(default: as the file says, else the last of a model that writes, else the mean)",
+        type=click.Choice(["mean", "cls", "last", *more]),
+        common=common,
     )
 
 

@@ -6,10 +6,8 @@ from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
-import click
-
 from pyggml.cli.terminal.exit import end_if_signalled
-from pyggml.cli.terminal.options import in_group
+from pyggml.cli.terminal.help import grouped_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.progress import ChangingLine
 from pyggml.cli.terminal.show import percent, plural, printable, row, say, size
@@ -20,15 +18,14 @@ from pyggml.requantize import PackingLosses
 from pyggml.requantize.imatrix import ImportanceMatrix
 from pyggml.requantize.losses import TensorLoss
 
-IMATRIX = click.option(
+IMATRIX = grouped_option(
+    "output",
     "--imatrix",
+    "importance matrix, by pyggml imatrix or llama.cpp (Q4 to Q5, K-quants and IQ types use it)",
     type=PATH,
-    **in_group("output"),
-    help="importance matrix, by pyggml imatrix or llama.cpp (Q4 to Q5, K-quants and IQ types use "
-    "it)",
 )
-TENSORS = click.option(
-    "--tensors", is_flag=True, **in_group("output"), help="print a line for each tensor as well"
+TENSORS = grouped_option(
+    "output", "--tensors", "print a line for each tensor as well", is_flag=True
 )
 
 

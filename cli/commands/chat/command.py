@@ -59,9 +59,9 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 @chat_template_option()
 @chat_template_kwargs_option()
 @data_option(
+    "begin with this conversation, as /save writes it; of several with the last",
     "--messages",
-    about="begin with this conversation, as /save writes it; of several with the last",
-    group="text",
+    "text",
     required=False,
 )
 @continue_last_option

@@ -15,7 +15,7 @@ from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.data_files import data_files, data_option
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
     MODEL_ALIASES,
@@ -26,7 +26,6 @@ from pyggml.cli.terminal.options import (
     compute_options,
     control_options,
     given_settings,
-    in_group,
     lora_option,
     settings_options,
 )
@@ -34,8 +33,6 @@ from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.evaluate.classes import labels_of
-
-_MODEL = in_group("model", aliases=MODEL_ALIASES)
 
 
 @grouped_command(
@@ -45,26 +42,23 @@ _MODEL = in_group("model", aliases=MODEL_ALIASES)
     "pyggml eval -m model.gguf --lora adapter.gguf -f questions.jsonl --json",
     params=[*settings_options(EvalConfig, {})],
 )
-@click.option("-m", "--model", type=MODEL, **_MODEL, help="GGUF model")
+@grouped_option("model", "-m --model", "GGUF model", type=MODEL, aliases=MODEL_ALIASES)
 @lora_option
 @control_options
-@click.option(
+@grouped_option(
+    "model",
     "--compare",
-    is_flag=True,
-    **in_group("model", brief="also evaluate the files that follow"),
-    help="also evaluate the files that follow, models and adapters of -m, and print how they "
+    "also evaluate the files that follow, models and adapters of -m, and print how they "
     "differ from the first",
+    is_flag=True,
+    brief="also evaluate the files that follow",
 )
 @click.argument("stacks", nargs=-1, type=AdapterStack(), metavar="[--compare FILE...]")
 @data_option(
-    *("-f", "--file", "files"),
-    about="text, rows as for finetune, pairs of chosen and rejected, questions with choices, "
-    "texts with labels, or texts that belong together "
-    "(docs/evaluation.md)",
+    "text, rows as for finetune, pairs of chosen and rejected, questions with choices, texts with "
+    "labels, or texts that belong together (docs/evaluation.md)"
 )
-@click.option(
-    "--json", "as_json", is_flag=True, **in_group("output"), help="print JSON instead of tables"
-)
+@grouped_option("output", "--json as_json", "print JSON instead of tables", is_flag=True)
 @compute_options
 def command(
     model: Path | None,

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import click
-
 from pyggml import Model, load
 from pyggml.chat import MODEL, ChatTemplate, answer_ending, find_template, find_turns
 from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
@@ -21,9 +19,9 @@ from pyggml.cli.terminal.generation import (
     sampling_options,
     system_option,
 )
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import MODELFILE
-from pyggml.cli.terminal.options import ADAPTERS, in_group, model_option
+from pyggml.cli.terminal.options import ADAPTERS, model_option
 from pyggml.cli.terminal.places import OutputPath
 from pyggml.cli.terminal.show import note, printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
@@ -55,17 +53,13 @@ _WITHOUT = (
     params=[*sampling_options(without=_WITHOUT)],
 )
 @model_option
-@click.option("--lora", **ADAPTERS, **in_group("model"), help="adapter to use with it")
+@grouped_option("model", "--lora", "adapter to use with it", **ADAPTERS)
 @system_option
 @chat_template_option()
 @chat_template_kwargs_option()
 @ctx_option(16, f"most tokens of a chat (default: {CTX}, or the model's if that has fewer)")
-@click.option(
-    *("-o", "--output"),
-    type=OutputPath(MODELFILE),
-    default=Path("Modelfile"),
-    **in_group("output"),
-    help="file to write",
+@grouped_option(
+    "output", "-o --output", "file to write", type=OutputPath(MODELFILE), default=Path("Modelfile")
 )
 def command(
     model: Path,

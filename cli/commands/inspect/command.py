@@ -14,10 +14,10 @@ import click
 from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import CellTable, ReportSection
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.kinds import PAGE
-from pyggml.cli.terminal.options import ADAPTERS, ModelSource, in_group
+from pyggml.cli.terminal.options import ADAPTERS, ModelSource
 from pyggml.cli.terminal.places import PATH, OutputPath
 from pyggml.cli.terminal.show import say, size
 from pyggml.errors import ConfigError
@@ -48,11 +48,10 @@ class Inspection:
 
 
 _number = click.IntRange(min=1)
-_DATA = in_group("data")
 
 
 def _flag(name: str, help: str, group: str = "output") -> Any:
-    return click.option(name, is_flag=True, **in_group(group), help=help)
+    return grouped_option(group, name, help, is_flag=True)
 
 
 @grouped_command(
@@ -62,7 +61,7 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
     "pyggml inspect model.gguf --tokens -f text.txt --html page.html",
 )
 @click.argument("given", metavar="FILE", type=MODEL, required=False)
-@click.option("-m", "--model", type=MODEL, **in_group("model"), help="the same as FILE")
+@grouped_option("model", "-m --model", "the same as FILE", type=MODEL)
 @_flag("--machine", "what computes on this machine, and why", "help")
 @_flag("--tensors", "every tensor, instead of equal ones folded")
 @_flag("--template", "the text of the chat template")
@@ -71,49 +70,31 @@ def _flag(name: str, help: str, group: str = "output") -> Any:
 @_flag("--graph", "the graph of that pass, with equal blocks folded")
 @_flag("--tokens", "the loss of every token of a text (-f)")
 @_flag("--gradients", "the gradients of a text's loss (-f), by layer")
-@click.option(
-    *("-f", "--file", "text"), type=PATH, **_DATA, help="text for --tokens and --gradients"
-)
-@click.option(
-    "--lora", **ADAPTERS, **in_group("model"), help="adapter to read it with; several add up"
-)
-@click.option(
+@grouped_option("data", "-f --file text", "text for --tokens and --gradients", type=PATH)
+@grouped_option("model", "--lora", "adapter to read it with; several add up", **ADAPTERS)
+@grouped_option(
+    "adapter",
     "--rank",
+    f"rank of the LoRA adapter whose training is planned  [default: {RANK}]",
     type=_number,
-    metavar="N",
-    **in_group("adapter", aliases=("lora-rank", "lora-r")),
-    help=f"rank of the LoRA adapter whose training is planned  [default: {RANK}]",
+    aliases=("lora-rank", "lora-r"),
 )
-@click.option(
+@grouped_option(
+    "data",
     "--ctx",
+    f"tokens of a training sequence (window)  [default: {CTX}]",
     type=click.IntRange(min=2),
-    metavar="N",
-    **_DATA,
-    help=f"tokens of a training sequence (window)  [default: {CTX}]",
 )
-@click.option(
-    "--batch",
-    type=_number,
-    default=BATCH,
-    metavar="N",
-    show_default=True,
-    **_DATA,
-    help="windows in one pass",
-)
+@grouped_option("data", "--batch", "windows in one pass", type=_number, default=BATCH)
 @_flag("--grad-checkpointing", "plan with gradient checkpointing", "memory")
-@click.option(
-    *("--html", "html"),
+@grouped_option(
+    "output",
+    "--html",
+    "write all of it as a page, with pictures",
     type=OutputPath(PAGE),
     metavar="PAGE",
-    **in_group("output"),
-    help="write all of it as a page, with pictures",
 )
-@click.option(
-    *("--json", "as_json"),
-    is_flag=True,
-    **in_group("output"),
-    help="print it as JSON (docs/looking-inside.md)",
-)
+@_flag("--json as_json", "print it as JSON (docs/looking-inside.md)")
 def command(
     given: Path | None,
     model: Path | None,

@@ -9,7 +9,7 @@ import click
 from pyggml.cli.commands.serve.limits import Limits
 from pyggml.cli.terminal.chat_templates import chat_template_kwargs_option, chat_template_option
 from pyggml.cli.terminal.generation import sampling_of, sampling_options
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
     CONTROL_ALIASES,
@@ -21,7 +21,6 @@ from pyggml.cli.terminal.options import (
     control_layers_option,
     draft_option,
     given_settings,
-    in_group,
     pooling_option,
     settings_options,
 )
@@ -31,7 +30,6 @@ from pyggml.errors import ConfigError
 from pyggml.files import in_characters, read_bytes
 from pyggml.generation import Context
 
-_SERVER = in_group("server")
 _MOST_BYTES = 1 << 20  # of a file of keys
 Named = tuple[str, Adapter]
 
@@ -66,104 +64,113 @@ class NamedAdapter(Reads, click.ParamType):
     ],
     quiet="address or settings",
 )
-@click.option(
-    "-m",
-    "--model",
+@grouped_option(
+    "model",
+    "-m --model",
+    "GGUF model, or OWNER/NAME:TYPE of the hub",
     type=MODEL,
-    **in_group("model", aliases=MODEL_ALIASES),
-    help="GGUF model, or OWNER/NAME:TYPE of the hub",
+    aliases=MODEL_ALIASES,
 )
-@click.option(
+@grouped_option(
+    "model",
     "--models",
+    "serve the models of this folder by their names, beside that of -m or instead of it; each "
+    "is opened when it is asked for, and they take turns",
     type=InputPath(),
     metavar="FOLDER",
-    **in_group("model", common=False),
-    help="serve the models of this folder by their names, beside that of -m or instead of it; each "
-    "is opened when it is asked for, and they take turns",
+    common=False,
 )
-@click.option(
+@grouped_option(
+    "model",
     "--lora",
+    "adapter that clients ask for as the model NAME; a NAME that is given again combines its "
+    "adapters: their updates add up",
     type=NamedAdapter(),
     multiple=True,
     metavar="NAME=ADAPTER[:WEIGHT]",
-    **in_group("model"),
-    help="adapter that clients ask for as the model NAME; a NAME that is given again combines its "
-    "adapters: their updates add up",
 )
-@click.option(
+@grouped_option(
+    "model",
     "--adapters",
+    "let clients load the adapters of this folder, and drop them, while the server runs: "
+    "/v1/adapters",
     type=InputPath(),
     metavar="FOLDER",
-    **in_group("model", common=False),
-    help="let clients load the adapters of this folder, and drop them, while the server runs: "
-    "/v1/adapters",
+    common=False,
 )
-@click.option(
+@grouped_option(
+    "model",
     "--control-vector",
+    "control vector to add after blocks; requests name others of these, by NAME and scale; 0 "
+    "leaves one to them",
     type=NamedAdapter(),
     multiple=True,
     metavar="NAME=FILE[:SCALE]",
-    **in_group("model", common=False, aliases=CONTROL_ALIASES),
-    help="control vector to add after blocks; requests name others of these, by NAME and scale; 0 "
-    "leaves one to them",
+    common=False,
+    aliases=CONTROL_ALIASES,
 )
 @control_layers_option
 @draft_option
-@click.option(
+@grouped_option(
+    "model",
     "--alias",
+    "the name of the model without adapters (default: its file's)",
     metavar="NAME",
-    **in_group("model", common=False),
-    help="the name of the model without adapters (default: its file's)",
+    common=False,
 )
 @chat_template_option("model", common=False)
 @chat_template_kwargs_option("model")
 @compute_options
-@click.option("--host", default="127.0.0.1", **_SERVER, help="address  [default: 127.0.0.1]")
-@click.option(
+@grouped_option("server", "--host", "address  [default: 127.0.0.1]", default="127.0.0.1")
+@grouped_option(
+    "server",
     "--port",
+    "port; 0 takes a free one  [default: 8080]",
     type=click.IntRange(0, 65535),
     default=8080,
     metavar="N",
-    **_SERVER,
-    help="port; 0 takes a free one  [default: 8080]",
 )
 @pooling_option("server", common=False)
-@click.option("--web", is_flag=True, **_SERVER, help="a chat page at /")
-@click.option(
+@grouped_option("server", "--web", "a chat page at /", is_flag=True)
+@grouped_option(
+    "server",
     "--api-key",
+    "key that clients must send, needed where others can connect; may be given several "
+    "times, or as PYGGML_API_KEY, which other users of this machine do not see",
     multiple=True,
     envvar="PYGGML_API_KEY",
     metavar="KEY",
-    **in_group("server", brief="key that clients must send"),
-    help="key that clients must send, needed where others can connect; may be given several "
-    "times, or as PYGGML_API_KEY, which other users of this machine do not see",
+    brief="key that clients must send",
 )
-@click.option(
+@grouped_option(
+    "server",
     "--api-key-file",
+    "file of keys, one a line, besides those of --api-key; # begins a comment",
     type=InputPath(),
-    metavar="FILE",
-    **in_group("server", common=False),
-    help="file of keys, one a line, besides those of --api-key; # begins a comment",
+    common=False,
 )
-@click.option(
+@grouped_option(
+    "server",
     "--log-requests",
+    "print a line of JSON for each request: path, status, times, tokens; no text of anyone",
     is_flag=True,
-    **in_group("server", common=False),
-    help="print a line of JSON for each request: path, status, times, tokens; no text of anyone",
+    common=False,
 )
-@click.option(
+@grouped_option(
+    "server",
     "--allow-host",
+    "name by which clients may call this server, besides the address",
     multiple=True,
     metavar="NAME",
-    **in_group("server", common=False),
-    help="name by which clients may call this server, besides the address",
+    common=False,
 )
-@click.option(
+@grouped_option(
+    "server",
     "--allow-origin",
+    "site whose pages may call this server, such as https://example.org (default: none)",
     multiple=True,
     metavar="URL",
-    **in_group("server", common=False),
-    help="site whose pages may call this server, such as https://example.org (default: none)",
+    common=False,
 )
 def command(**given: Any) -> int:
     """Answer OpenAI's clients: chats, texts, streams, adapters by name."""

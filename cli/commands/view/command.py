@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from pyggml.cli.terminal.help import grouped_command
+from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
-from pyggml.cli.terminal.options import compute_option, in_group, threads_option
+from pyggml.cli.terminal.options import compute_option, threads_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.web.listening import check_packages, listening
 from pyggml.errors import ConfigError
@@ -22,22 +22,22 @@ HOST = "127.0.0.1"
     quiet="line of where the page is",
 )
 @click.argument("given", metavar="[MODEL]", type=MODEL, required=False)
-@click.option("-m", "--model", type=MODEL, **in_group("model"), help="the same as MODEL")
-@click.option(
-    "--run",
-    "runs",
+@grouped_option("model", "-m --model", "the same as MODEL", type=MODEL)
+@grouped_option(
+    "data",
+    "--run runs",
+    "folder of adapters whose runs are shown, finished ones and those under way; without "
+    "MODEL beside the model of the newest, if that is there",
     type=PATH,
     metavar="FOLDER",
-    **in_group("data", brief="folder of adapters whose runs are shown"),
-    help="folder of adapters whose runs are shown, finished ones and those under way; without "
-    "MODEL beside the model of the newest, if that is there",
+    brief="folder of adapters whose runs are shown",
 )
-@click.option(
+@grouped_option(
+    "server",
     "--port",
+    "port; 0 takes a free one  [default: 8090]",
     type=click.IntRange(0, 65535),
     default=8090,
-    **in_group("server"),
-    help="port; 0 takes a free one  [default: 8090]",
 )
 @threads_option
 @compute_option
