@@ -18,6 +18,7 @@ from pyggml.cli.terminal.options import Adapter, AdapterFile, threads_option
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import note, percent, printable, say
 from pyggml.errors import ConfigError, DataError
+from pyggml.files.json_text import finite
 from pyggml.lab.comparison import HeadDifference, RunDifference, UpdateSize, WeightError
 from pyggml.lora.data.formats.source import blocks
 
@@ -174,23 +175,18 @@ def _record(
     """All numbers; NaN and infinity are null."""
     record: dict[str, Any] = {"weights": [_of_tensor(c) for c in changed]}
     if run is not None:
-        means = dict(zip(run.names, _finite(run.errors.mean(axis=1)), strict=True))
+        means = dict(zip(run.names, map(finite, run.errors.mean(axis=1)), strict=True))
         agree = [bool(x) for x in run.agree]
-        record["run"] = {"activations": means, "kl": _finite(run.kl), "agree": agree}
+        record["run"] = {"activations": means, "kl": [*map(finite, run.kl)], "agree": agree}
     if heads is not None:
         names = "results", "patterns"
-        record["heads"] = {n: [_finite(row) for row in getattr(heads, n)] for n in names}
+        record["heads"] = {n: [[*map(finite, row)] for row in getattr(heads, n)] for n in names}
     return record
 
 
 def _of_tensor(c: UpdateSize | WeightError) -> dict[str, Any]:
     if isinstance(c, WeightError):
-        return {**asdict(c), "error": _finite([c.error])[0]}
-    rank = c.effective_rank
-    (ratio,), values = _finite([c.ratio]), _finite(c.values)
-    about = {"norm": c.norm, "weight_norm": c.weight_norm, "ratio": ratio}
-    return {"name": c.name, **about, "effective_rank": rank, "singular_values": values}
-
-
-def _finite(numbers: Iterable[float]) -> list[float | None]:
-    return [float(x) if np.isfinite(x) else None for x in numbers]
+        return {**asdict(c), "error": finite(c.error)}
+    about = {"norm": c.norm, "weight_norm": c.weight_norm, "ratio": finite(c.ratio)}
+    ranks = {"effective_rank": c.effective_rank, "singular_values": [*map(finite, c.values)]}
+    return {"name": c.name, **about, **ranks}

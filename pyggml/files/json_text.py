@@ -1,6 +1,8 @@
-"""JSON as it is read here: each name once in an object; and why a text is none, with the place."""
+"""JSON as it is read here: each name once in an object; why a text is none, with the place; and
+numbers that it has."""
 
 import json
+from math import isfinite
 from typing import Any
 
 SPACE = " \t\r\n"
@@ -42,6 +44,13 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the name {twice[:20]!r} stands twice in one object")
     return record
+
+
+def finite(x: float, digits: int | None = None) -> float | None:
+    """A number as JSON has it, to as many digits: None for what is not finite."""
+    if not isfinite(x):
+        return None
+    return float(x) if digits is None else float(f"{x:.{digits}g}")
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=once)

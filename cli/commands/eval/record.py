@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any
 
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
+from pyggml.files.json_text import finite
 from pyggml.look.intervals import clustered_proportion, proportion
 from pyggml.lora.evaluate import Answers, Difference, Interval, compare_answers, compare_tokens
 from pyggml.lora.evaluate.classes import ClassAnswers
@@ -72,7 +73,7 @@ def _of_tokens(result: TokenResult) -> _Object:
     return {
         "n_tokens": total.n_tokens,
         "n_dropped": result.n_long,
-        "perplexity": {"value": _finite(total.value), "stderr": _finite(total.error)},
+        "perplexity": {"value": finite(total.value), "stderr": finite(total.error)},
         "token_accuracy": asdict(clustered_proportion(scores.right, scores.documents)),
     }
 
@@ -91,9 +92,4 @@ def _difference(d: Difference) -> _Object:
 
 
 def _interval(interval: Interval) -> _Object:
-    return {name: _finite(value) for name, value in asdict(interval).items()}
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if isfinite(value) else None
+    return {name: finite(value) for name, value in asdict(interval).items()}

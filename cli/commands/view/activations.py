@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.cli.commands.view.queries import TextQuery, finite
+from pyggml.cli.commands.view.queries import TextQuery
 from pyggml.cli.commands.view.reading import ids_of, texts_of
 from pyggml.cli.terminal.show import plural
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import ConfigError, DataError
+from pyggml.files.json_text import finite
 from pyggml.look import lens
 from pyggml.look.draw import tokens
 from pyggml.model import Model

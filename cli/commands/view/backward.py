@@ -13,11 +13,12 @@ from pyggml.alloc import Plan
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.backward import Keep, training_graph
 from pyggml.cli.commands.view.net import small_net
-from pyggml.cli.commands.view.queries import TextQuery, finite
+from pyggml.cli.commands.view.queries import TextQuery
 from pyggml.cli.commands.view.reading import ids_of
 from pyggml.cli.commands.view.source import Cancelled
 from pyggml.cli.commands.view.weights import sample
 from pyggml.cli.web.errors import ApiError
+from pyggml.files.json_text import finite
 from pyggml.graph import Graph
 from pyggml.graph.arrays import array
 from pyggml.graph.op import SAVED, NoGrad, has_kernel

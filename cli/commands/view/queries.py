@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from pyggml.cli.web.errors import ApiError
@@ -114,13 +113,6 @@ def read_text(query: Mapping[str, str], name: str) -> str:
     if not 0 < len(text) <= LONGEST_NAME:
         raise ApiError(400, f"{name} has {len(text)} characters, wanted 1 to {LONGEST_NAME}", name)
     return text
-
-
-def finite(x: float, digits: int | None = None) -> float | None:
-    """A number as JSON has it, to as many digits: None for what is not finite."""
-    if not isfinite(x):
-        return None
-    return float(x) if digits is None else float(f"{x:.{digits}g}")
 
 
 def brief(text: str) -> str:
