@@ -5,11 +5,10 @@ metrics.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from pyggml.cli.commands.sweep.lists import SweepRun
@@ -17,7 +16,7 @@ from pyggml.cli.terminal.paths import beside
 from pyggml.cli.terminal.show import printable, say, span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
-from pyggml.cli.web.report.series import final_and_best, overlay
+from pyggml.cli.web.report.series import MOST_LAID, Records, final_and_best, overlay
 from pyggml.files import read_bytes, replacing
 from pyggml.lora.record import metrics_beside, read_records
 from pyggml.lora.trainer.lock import is_held
@@ -26,8 +25,6 @@ FINISHED, HOPELESS, FAILED = "finished", "ended early", "failed"
 OVER = (FINISHED, HOPELESS, FAILED)
 PAGE = "sweep.html"
 _MOST_BYTES = 1 << 20
-_MOST_LAID = 6  # runs laid over each other: as many colours as are told apart
-Records = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,7 @@ def write_page(folder: Path, results: Sequence[Result], notes: Sequence[str] = (
     """Write the page. Raises PyggmlError if the disk refuses."""
     path, (head, *lines) = folder / PAGE, cells(results)
     links = [_link(r.run, line) for r, line in zip(results, lines, strict=True)]
-    best = [r for r in results if r.loss is not None][:_MOST_LAID]
+    best = [r for r in results if r.loss is not None][:MOST_LAID]
     records = {r.run.words: list(read_records(metrics_beside(r.run.job.output))) for r in best}
     page = pages.render(
         *("pyggml.cli.web.report", "sweep.html"),

@@ -20,8 +20,16 @@ from pyggml.cli.terminal.show import printable, size, span
 from pyggml.cli.web.errors import ApiError
 from pyggml.cli.web.report.data_card import data_card
 from pyggml.cli.web.report.run_page import facts
-from pyggml.cli.web.report.series import Chart, charts_of, final_and_best, overlay
+from pyggml.cli.web.report.series import (
+    MOST_LAID,
+    Chart,
+    Records,
+    charts_of,
+    final_and_best,
+    overlay,
+)
 from pyggml.errors import ConfigError, PyggmlError
+from pyggml.files.json_text import finite
 from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
 from pyggml.lora.record import metrics_beside, overview_of, read_records
@@ -33,9 +41,7 @@ _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
 _MOST_FINDINGS = 8
 _SAMPLE = 300  # characters of a text to begin with
 _RECENT = 20  # steps that the time left is judged by
-MOST_LAID = 6  # runs laid over each other: as many colours as are told apart
 COLUMNS = ("state", "steps", "final loss", "best loss", "lr", "rank", "time")
-Records = Sequence[Mapping[str, Any]]
 
 
 class Runs:
@@ -205,10 +211,7 @@ class Runs:
             for c, column in enumerate(o.columns)
             if block == layer and column.module == module and o.there[i, c]
         ]
-        series = [
-            {"name": line, "role": role, "y": [float(x) if isfinite(x) else None for x in y]}
-            for line, role, y in lines
-        ]
+        series = [{"name": line, "role": role, "y": [*map(finite, y)]} for line, role, y in lines]
         title, note = "Gradient norm", "at the steps that were measured, before clipping"
         chart = {"title": title, "note": note, "log": False, "x": o.steps, "series": series}
         return [chart] if lines else []

@@ -18,7 +18,7 @@ from pyggml.cli.terminal.show import size, span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
 from pyggml.cli.web.report.data_card import data_card
-from pyggml.cli.web.report.series import charts_of, losses_of
+from pyggml.cli.web.report.series import Records, charts_of, losses_of
 from pyggml.look.draw import heat, tokens
 from pyggml.look.overview import Overview, findings
 from pyggml.lora.record import overview_of, read_records
@@ -47,7 +47,7 @@ def write(path: Path, page: Page, metrics: Path) -> None:
     pages.write(path, render(page, list(read_records(metrics))))
 
 
-def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
+def render(page: Page, records: Records) -> str:
     """The page as HTML."""
     overview = overview_of(records)
     return pages.render(
@@ -92,7 +92,7 @@ def _gradients(o: Overview) -> dict[str, Any]:
     }
 
 
-def _experts(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def _experts(records: Records) -> list[str]:
     """Pictures of the load of a mixture's experts, at the first validation and at the last."""
     validations = [r for r in records if "load" in (r.get("experts") or {})]
     return [
@@ -101,7 +101,7 @@ def _experts(records: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _samples(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str, str]]:
+def _samples(records: Records) -> list[tuple[int, str, str, str]]:
     """Answers that were sampled on the way: step, prompt, answer, and what it earned."""
     steps = [(r["step"], r["sampled"]) for r in records if isinstance(r.get("sampled"), dict)]
     n = min(len(steps), _MOST_SAMPLES)
@@ -113,7 +113,7 @@ def _samples(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str, 
     return samples
 
 
-def _tables(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[list[Any]]]]:
+def _tables(records: Records) -> list[tuple[str, list[list[Any]]]]:
     """What was measured of the result: a title, and rows, the first of which has the columns."""
     told = [(str(r.get("title", "")), r.get("rows")) for r in records if r["event"] == "table"]
     return [
@@ -123,7 +123,7 @@ def _tables(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[list[A
     ]
 
 
-def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def facts(records: Records) -> list[tuple[str, str]]:
     """The run in a few numbers: name and value."""
     steps = [r for r in records if r["event"] == "step"]
     held_out = [r["loss"] for r in records if r["event"] == "validation" and _is_number(r, "loss")]

@@ -19,12 +19,13 @@ Chart = dict[str, Any]
 Points = Mapping[int, float]  # number by step
 Records = Sequence[Mapping[str, Any]]
 
+MOST_LAID = 6  # runs laid over each other: as many colours as are told apart
 _MOST_POINTS = 1000  # of a line: more than a screen shows
 _SPREAD = 30  # greatest over least number, from which on an axis may be logarithmic
 _SMOOTH, _LEAST = 20, 6  # a smooth line is the mean of one part in so many of all steps, if these
 
 
-def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def charts_of(records: Records) -> list[Chart]:
     """Those for which the run has numbers."""
     steps, validations = _of(records, "step"), _of(records, "validation")
     losses = [r for r in validations if "answers" not in r]  # of others, rewards with their sign
@@ -53,7 +54,7 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return [chart for chart in charts if chart["series"]]
 
 
-def overlay(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
+def overlay(runs: Mapping[str, Records]) -> list[Chart]:
     """Charts with a line for each run, by name -> records: loss, validation, accuracy, rate.
 
     Lines are smooth where steps are noisy; the role of run i is "run0", "run1", ….
@@ -76,13 +77,13 @@ def overlay(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
     return [c for c in charts if c["series"]]
 
 
-def losses_of(records: Sequence[Mapping[str, Any]]) -> History:
+def losses_of(records: Records) -> History:
     """The losses of a run's steps, as far as they are numbers."""
     losses = (r.get("loss") for r in _of(records, "step"))
     return History(array("d", (x for x in losses if isinstance(x, int | float))))
 
 
-def final_and_best(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None, bool]:
+def final_and_best(records: Records) -> tuple[float | None, float | None, bool]:
     """The loss at the end of a run, as its card has it; the best loss, and whether that one is of
     validation: else it is the lowest of a line that is as smooth. None where there is no number."""
     history, steps = losses_of(records), _points(_of(records, "step"), "loss")
@@ -118,7 +119,7 @@ def _layer_chart(overview: Overview | None) -> Chart:
     return _chart("Gradient norm by layer", "at some steps", lines, log=True)
 
 
-def _reward_charts(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def _reward_charts(steps: Records) -> list[Chart]:
     """Of a preference run."""
     margins = [
         ("margin", "main", _points(steps, "margin")),
@@ -158,7 +159,7 @@ def _rewards_in(sampled: Any) -> Mapping[str, Any]:
     return rewards if isinstance(rewards, dict) else {}
 
 
-def _expert_charts(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def _expert_charts(steps: Records) -> list[Chart]:
     """Of a mixture of experts."""
     busiest = _line_chart("Busiest expert", "times an equal share", _points(steps, "busiest"))
     return [busiest, _line_chart("Balance loss", "of the routers", _points(steps, "balance_loss"))]
