@@ -21,7 +21,8 @@ from pyggml.cli.commands.finetune.job import (
     with_hub_files,
 )
 from pyggml.cli.commands.finetune.memory import memory_settings
-from pyggml.cli.commands.finetune.stages import Measure, Watcher, run
+from pyggml.cli.commands.finetune.record import ReportTable
+from pyggml.cli.commands.finetune.stages import Around, Watcher, run
 from pyggml.cli.terminal.devices import device_options
 from pyggml.cli.terminal.exit import FAILED, STOPPED, silence, words_again
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
@@ -52,19 +53,19 @@ def fine_tune(
     config: Path | None,
     given: Mapping[str, Any],
     watch: Watcher | None = None,
-    measure: Measure | None = None,
+    measure: Callable[[], ReportTable] | None = None,
     typed: Typed | None = None,
 ) -> int:
-    """The exit code. What the command line gives goes over the file; watch, measure: see
-    `stages.run`; typed: what continues the run, where that is another command.
+    """The exit code. What the command line gives goes over the file; watch, measure: see `Around`;
+    typed: what continues the run, where that is another command.
 
     Of several ranks the first one alone is heard.
     """
     ranks = ranks_of_process()
     if not ranks.is_first:
         silence(sys.stdout)
-    typed = typed or (command, given)
-    return _together(ranks, partial(_train, config, given, watch, measure, typed))
+    around, typed = partial(Around, watch=watch, measure=measure), typed or (command, given)
+    return _together(ranks, partial(_train, config, given, around, typed))
 
 
 def _together(ranks: Ranks, do: Callable[[Ranks], int]) -> int:
@@ -84,8 +85,7 @@ def _together(ranks: Ranks, do: Callable[[Ranks], int]) -> int:
 def _train(
     config: Path | None,
     given: Mapping[str, Any],
-    watch: Watcher | None,
-    measure: Measure | None,
+    around: Callable[..., Around],
     typed: Typed,
     ranks: Ranks,
 ) -> int:
@@ -110,7 +110,7 @@ def _train(
         config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
 
     def train(ranks: Ranks) -> int:
-        return run(job, resume_command, save_settings, ranks, watch, measure)
+        return run(job, around(resume_command, save_settings), ranks)
 
     check_shared(job, ranks)
     if ranks.size > 1 or job.n_ranks == 1 or job.previews_only:

@@ -47,18 +47,8 @@ ADAPTERS, SCALES, FULL = WHAT = "adapter", "scales", "full"  # what --train name
 _PLACEHOLDER = Path("adapter.gguf")  # of a job that writes nothing
 # A job's own, no settings.
 _OWN = (
-    *_NEEDED,
-    "init",
-    "original",
-    "below",
-    "what",
-    "train_tensors",
-    "qat",
-    "masters",
-    "prompt",
-    "answer_every",
-    "log_to",
-    "report",
+    *(*_NEEDED, "init", "original", "below", "what", "train_tensors", "qat", "masters"),
+    *("prompt", "answer_every", "log_to", "report"),
 )
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
 _CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")
@@ -222,22 +212,15 @@ def job_of(
     reading, lora, train, objective = configs
     if idle := _idle_settings(reading, objective, bool(given["answer_every"])):
         raise ConfigError(idle)
-    own = {name: given[name] for name in _OWN}
+    names = *_OWN, *WHERE, "resume", "preview", "max_memory", "ranks"
+    own = {name: given[name] for name in names} | {"device": given["device"] or "cpu"}
     return Job(
         **own,
         reading=reading,
         lora=lora,
         train=objective.settle(train),
         objective=objective,
-        resume=given["resume"],
-        preview=given["preview"],
         dry_run=bool(given["dry_run"]),
-        max_memory=given["max_memory"],
-        device=given["device"] or "cpu",
-        gpu_layers=given["gpu_layers"],
-        split=given["split"],
-        ranks=given["ranks"],
-        stream_weights=given["stream_weights"],
         fixed=fixed,
         previews_only=given["output"] is _PLACEHOLDER and not given["dry_run"],
     )

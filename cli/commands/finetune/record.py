@@ -18,6 +18,7 @@ from pyggml.cli.terminal.row_losses import RowLoss
 from pyggml.cli.terminal.samples import Reading
 from pyggml.cli.terminal.show import progress_lines, row, size
 from pyggml.errors import PyggmlError
+from pyggml.files.json_text import finite
 from pyggml.lora import Report, StepReport, Trainer
 from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.record import Recorder, append, metrics_beside
@@ -64,7 +65,7 @@ def save_answers(
 ) -> None:
     """Add the answers before and after, the losses of some rows, and the languages of rows to the
     metrics; a full disk costs no more than these."""
-    rows = [[row.text, *map(_finite, row.losses)] for row in losses]
+    rows = [[row.text, *map(finite, row.losses)] for row in losses]
     record = {"event": "answers", "step": trainer.progress.step, "prompt": prompt}
     record |= {"answers": [*map(list, answers)]} | ({"rows": rows} if rows else {})
     if job.max_memory is None or memory.resident() + memory.LANGUAGES <= job.max_memory:
@@ -72,10 +73,7 @@ def save_answers(
         record["languages"] = languages.as_json()
     else:
         row("languages", f"of rows are not told: it takes {size(memory.LANGUAGES)}")
-    try:
-        append(metrics_beside(job.output), record)
-    except PyggmlError as error:
-        row("warning", str(error))
+    _append(job, record)
 
 
 def answer_on_the_way(
@@ -104,10 +102,6 @@ def _append(job: Job, record: dict[str, Any]) -> None:
         append(metrics_beside(job.output), record)
     except PyggmlError as error:
         row("warning", str(error))
-
-
-def _finite(number: float) -> float | None:
-    return number if isfinite(number) else None
 
 
 def save_report(

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -68,78 +68,34 @@ from pyggml.model import Model
 
 _READ_AGAIN = 0.01  # share of the run's tokens of which the rows have their losses in the report
 
-# Of a job: the command line that continues from a folder of checkpoints.
-ResumeCommand = Callable[[Job, Path], str]
 Watcher = Callable[[Trainer], Callback]
-Measure = Callable[[], record.ReportTable]
 
 
-def run(
-    job: Job,
-    resume_command: ResumeCommand,
-    save_settings: Callable[[Job], None],
-    ranks: Ranks = ALONE,
-    watch: Watcher | None = None,
-    measure: Measure | None = None,
-) -> int:
-    """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter.
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a command does around a run.
 
-    watch: what hears the reports too, as a function of the trainer; measure: makes a table for the
-    report, once training has reached its end. Of several ranks the first one alone writes.
+    resume_command   of a job and a folder of checkpoints: the command line that goes on from there
+    save_settings    writes the settings of a job beside its adapter
+    watch            what hears the reports too, as a function of the trainer
+    measure          makes a table for the report, once training has reached its end
     """
+
+    resume_command: Callable[[Job, Path], str]
+    save_settings: Callable[[Job], None]
+    watch: Watcher | None = None
+    measure: Callable[[], record.ReportTable] | None = None
+
+
+def run(job: Job, around: Around, ranks: Ranks = ALONE) -> int:
+    """Do the job; returns the exit code. Of several ranks the first one alone writes."""
     if ranks.is_first:
         check_places(job)
     writes = ranks.is_first and not (job.dry_run or job.previews_only)
     with lock.hold(job.output) if writes else nullcontext():
         with recorded_rows() as rows, progress_lines():
-            job, trainer, trained, prompt = _prepare(job, ranks)
-        if job.preview:
-            _preview(job, trainer)
-        if job.previews_only:
-            return 0
-        if job.dry_run:
-            n = len(prompt)
-            plan = memory.parts(trainer, n, job), memory.on_devices(trainer, n)
-            with _compile_helper(job, trainer, trained) as note_step:
-                say_plan(trainer, *plan)
-                note_step()
-            return 0
-        if not ranks.is_first:
-            return _help(trainer)
-        watchers = [watch(trainer)] if watch else []
-        return _run(
-            job, trainer, trained, prompt, rows, resume_command, save_settings, watchers, measure
-        )
-
-
-def _preview(job: Job, trainer: Trainer) -> None:
-    """Print the report on the rows, those with the highest and lowest loss, and samples."""
-    corpus, model = trainer.corpus, trainer.model
-    say()
-    say_report(data_report(corpus, model.tokenizer), language_report(corpus, model.tokenizer))
-    if job.objective.rows == "training":
-        say_row_losses(row_losses([model], corpus), "before training")
-    if isinstance(corpus.train, Prompts):  # of which nothing is learned
-        none = np.zeros(corpus.train.tokens.shape, np.bool_)
-        corpus = replace(corpus, train=replace(corpus.train, trained=none))
-    preview(corpus, model.tokenizer, job.preview or 0)
-
-
-def _read_again(
-    job: Job, before: Model, after: Model, corpus: Corpus
-) -> tuple[list[Reading], list[RowLoss]]:
-    """A held-out text as both models read it, and the losses of some rows, for the report."""
-    if job.objective.rows != "training" or job.report is False:
-        return [], []
-    most = _READ_AGAIN * cost_of_run(corpus.train, job.train)[0]
-    return readings(before, after, corpus), row_losses([before, after], corpus, most)
-
-
-def _help(trainer: Trainer) -> int:
-    """Train as a rank that is not the first: it tells and writes nothing."""
-    with stop_on_signals(trainer.stop, note=b""):
-        finished = trainer.run(progress=False)
-    return 0 if finished else STOPPED
+            prepared = Run(*_prepare(job, ranks), rows, around)
+        return prepared.do()
 
 
 def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]:
@@ -247,68 +203,6 @@ def _within_memory(
     return job, corpus(job.reading.ctx), prompt(job.reading.ctx)
 
 
-def _run(
-    job: Job,
-    trainer: Trainer,
-    trained: Trained,
-    prompt: np.ndarray,
-    rows: record.Rows,
-    resume_command: ResumeCommand,
-    save_settings: Callable[[Job], None],
-    watchers: Sequence[Callback],
-    measure: Measure | None,
-) -> int:
-    with progress_lines():
-        if said := replacements(job.outputs):
-            row("output", said)
-        say()
-    before, model = trainer.reference, trained.model
-    assert before is not None
-    start = trainer.progress.step
-    finished = _train(job, trainer, trained, prompt, rows, watchers)
-    if finished or trainer.progress.step > start:
-        save_settings(job)
-    if not finished:
-        if trainer.progress.step > start:
-            record.save_report(job, rows)
-        results.say_how_to_resume(trainer, start, partial(resume_command, job))
-        return STOPPED
-    written = results.is_model(trained)
-    after = _reload(job, [*(job.below or ())], model) if written else model
-    if measure is not None:
-        record.save_table(job, trainer, measure())
-    try:
-        _show_answers(job, trainer, after, prompt, rows)
-    except NotFiniteError as error:  # the losses of the run were finite, so its result stands
-        record.save_report(job, rows)
-        raise NotFiniteError([*error.faults, f"{job.output} was written"], error.about) from error
-    template = template_of(job.reading, model.tokenizer) if has_chats(trainer.corpus) else None
-    results.say_how_to_use(job, written, template, model.tokenizer)
-    return 0
-
-
-def _show_answers(
-    job: Job, trainer: Trainer, after: Model, prompt: np.ndarray, rows: record.Rows
-) -> None:
-    """What the result says, beside what was said before, printed and in the report.
-
-    Raises NotFiniteError where it makes no numbers.
-    """
-    before, question = trainer.reference, after.tokenizer.decode(prompt)
-    assert before is not None
-    if after is not trainer.model:
-        results.say_loss_of_file(trainer, after)
-    if job.objective.rows in OF_TEXTS:
-        record.save_report(job, rows)
-        return
-    with progress_lines():
-        check_answer(after, prompt)
-        answers = compare(before, after, prompt)
-    read, losses = _read_again(job, before, after, trainer.corpus)
-    record.save_answers(job, trainer, question, answers, losses)
-    record.save_report(job, rows, question, answers, read)
-
-
 def _load(job: Job, compute: str) -> Model:
     """The model from which the run starts."""
     files = [*(job.below or ()), *([] if job.init is None else [(job.init, 1.0)])]
@@ -357,48 +251,6 @@ def _reload(job: Job, below: Sequence[Any], model: Model) -> Model:
     return after
 
 
-def _train(
-    job: Job,
-    trainer: Trainer,
-    trained: Trained,
-    prompt: np.ndarray,
-    rows: record.Rows,
-    watchers: Sequence[Callback],
-) -> bool:
-    """Train and write the result; returns whether training reached its end."""
-    start, meter = trainer.progress.step, Meter.of(trainer)
-    with stop_on_signals(trainer.stop):
-        with (
-            _compile_helper(job, trainer, trained) as step_done,
-            display(meter, trainer.n_steps, start) as show_report,
-            record.recorder(job, trainer, rows) as record_report,
-        ):
-
-            def report(event: Any) -> None:
-                meter.add(event)
-                show_report(event)
-                record_report(event)
-                record.answer_on_the_way(job, event, trainer.model, prompt, record_report)
-                if meter.last is not None:
-                    step_done()
-
-            try:
-                finished = trainer.run(report, *watchers, progress=False)
-            except DeviceLostError as error:  # and the newest numbers with it
-                raise _with_rest(error, results.checkpoint_hint(trainer), trainer) from error
-            except PyggmlError as error:
-                left = results.rescue(trained, trainer, meter, job.output)
-                raise _with_rest(error, left, trainer) from error
-        trainer.free()
-        trained.parameters.end()
-        results.check_numbers(trained)
-        if finished or trainer.progress.step > start:
-            results.say_result(trainer)
-            results.save(trained, trainer, meter, job.output)
-            record.say_faults(record_report)
-    return finished
-
-
 def _with_rest(error: PyggmlError, left: Sequence[str], trainer: Trainer) -> PyggmlError:
     """The error that ended a run, with what is left of the run."""
     advice = [results.SMALLER] if isinstance(error, DeviceMemoryError) else []
@@ -406,13 +258,149 @@ def _with_rest(error: PyggmlError, left: Sequence[str], trainer: Trainer) -> Pyg
     return PyggmlError([*error.faults, *advice, *left, *stands], error.about)
 
 
-def _compile_helper(
-    job: Job, trainer: Trainer, trained: Trained
-) -> AbstractContextManager[Callable[[], None]]:
-    """A second process that compiles for the CPU, unless memory is limited: it takes 300 MB of its
-    own."""
-    if any(not b.is_host for b in trainer.model.devices.backends):
-        return nullcontext(lambda: None)
-    graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
-    lora = results.lora_of(trained) if job.max_memory is None else None
-    return compile_ahead.run_helper(job.model, lora, job.train, job.reading.ctx, graph, compute)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job that is prepared: all that comes before its first step is done, and was told.
+
+    prompt   of the answers before and after, ids
+    rows     what was told
+    """
+
+    job: Job
+    trainer: Trainer
+    trained: Trained
+    prompt: np.ndarray
+    rows: record.Rows
+    around: Around
+
+    def do(self) -> int:
+        """Whatever the job asks for: samples, a plan, or training. The exit code."""
+        job, trainer, n_prompt = self.job, self.trainer, len(self.prompt)
+        if job.preview:
+            self._preview()
+        if job.previews_only:
+            return 0
+        if job.dry_run:
+            plan = memory.parts(trainer, n_prompt, job), memory.on_devices(trainer, n_prompt)
+            with self._compile_helper() as note_step:
+                say_plan(trainer, *plan)
+                note_step()
+            return 0
+        if not trainer.ranks.is_first:  # it tells and writes nothing
+            with stop_on_signals(trainer.stop, note=b""):
+                return 0 if trainer.run(progress=False) else STOPPED
+        watchers = [self.around.watch(trainer)] if self.around.watch else []
+        return self._finish(watchers)
+
+    def _preview(self) -> None:
+        """Print the report on the rows, those with the highest and lowest loss, and samples."""
+        corpus, model = self.trainer.corpus, self.trainer.model
+        say()
+        say_report(data_report(corpus, model.tokenizer), language_report(corpus, model.tokenizer))
+        if self.job.objective.rows == "training":
+            say_row_losses(row_losses([model], corpus), "before training")
+        if isinstance(corpus.train, Prompts):  # of which nothing is learned
+            none = np.zeros(corpus.train.tokens.shape, np.bool_)
+            corpus = replace(corpus, train=replace(corpus.train, trained=none))
+        preview(corpus, model.tokenizer, self.job.preview or 0)
+
+    def _finish(self, watchers: Sequence[Callback]) -> int:
+        """Train, and write and print what comes of it; the exit code."""
+        job, trainer, model = self.job, self.trainer, self.trained.model
+        with progress_lines():
+            if said := replacements(job.outputs):
+                row("output", said)
+            say()
+        start = trainer.progress.step
+        finished = self._train(watchers)
+        if finished or trainer.progress.step > start:
+            self.around.save_settings(job)
+        if not finished:
+            if trainer.progress.step > start:
+                record.save_report(job, self.rows)
+            results.say_how_to_resume(trainer, start, partial(self.around.resume_command, job))
+            return STOPPED
+        written = results.is_model(self.trained)
+        after = _reload(job, [*(job.below or ())], model) if written else model
+        if self.around.measure is not None:
+            record.save_table(job, trainer, self.around.measure())
+        try:
+            self._show_answers(after)
+        except NotFiniteError as error:  # the losses of the run were finite, so its result stands
+            record.save_report(job, self.rows)
+            faults = [*error.faults, f"{job.output} was written"]
+            raise NotFiniteError(faults, error.about) from error
+        template = template_of(job.reading, model.tokenizer) if has_chats(trainer.corpus) else None
+        results.say_how_to_use(job, written, template, model.tokenizer)
+        return 0
+
+    def _train(self, watchers: Sequence[Callback]) -> bool:
+        """Train and write the result; returns whether training reached its end."""
+        job, trainer, trained = self.job, self.trainer, self.trained
+        start, meter = trainer.progress.step, Meter.of(trainer)
+        with stop_on_signals(trainer.stop):
+            with (
+                self._compile_helper() as step_done,
+                display(meter, trainer.n_steps, start) as show_report,
+                record.recorder(job, trainer, self.rows) as record_report,
+            ):
+
+                def report(event: Any) -> None:
+                    meter.add(event)
+                    show_report(event)
+                    record_report(event)
+                    record.answer_on_the_way(job, event, trainer.model, self.prompt, record_report)
+                    if meter.last is not None:
+                        step_done()
+
+                try:
+                    finished = trainer.run(report, *watchers, progress=False)
+                except DeviceLostError as error:  # and the newest numbers with it
+                    raise _with_rest(error, results.checkpoint_hint(trainer), trainer) from error
+                except PyggmlError as error:
+                    left = results.rescue(trained, trainer, meter, job.output)
+                    raise _with_rest(error, left, trainer) from error
+            trainer.free()
+            trained.parameters.end()
+            results.check_numbers(trained)
+            if finished or trainer.progress.step > start:
+                results.say_result(trainer)
+                results.save(trained, trainer, meter, job.output)
+                record.say_faults(record_report)
+        return finished
+
+    def _show_answers(self, after: Model) -> None:
+        """What the result says, beside what was said before, printed and in the report; there with
+        a held-out text as both models read it, and the losses of some rows.
+
+        Raises NotFiniteError where it makes no numbers.
+        """
+        job, trainer, prompt, rows = self.job, self.trainer, self.prompt, self.rows
+        before, corpus = trainer.reference, trainer.corpus
+        assert before is not None
+        if after is not trainer.model:
+            results.say_loss_of_file(trainer, after)
+        if job.objective.rows in OF_TEXTS:
+            record.save_report(job, rows)
+            return
+        with progress_lines():
+            check_answer(after, prompt)
+            answers = compare(before, after, prompt)
+        read, losses = list[Reading](), list[RowLoss]()
+        if job.objective.rows == "training" and job.report is not False:
+            most = _READ_AGAIN * cost_of_run(corpus.train, job.train)[0]
+            read = readings(before, after, corpus)
+            losses = row_losses([before, after], corpus, most)
+        question = after.tokenizer.decode(prompt)
+        record.save_answers(job, trainer, question, answers, losses)
+        record.save_report(job, rows, question, answers, read)
+
+    def _compile_helper(self) -> AbstractContextManager[Callable[[], None]]:
+        """A second process that compiles for the CPU, unless memory is limited: it takes 300 MB of
+        its own."""
+        job, trainer = self.job, self.trainer
+        if any(not b.is_host for b in trainer.model.devices.backends):
+            return nullcontext(lambda: None)
+        graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
+        lora = results.lora_of(self.trained) if job.max_memory is None else None
+        return compile_ahead.run_helper(job.model, lora, job.train, job.reading.ctx, graph, compute)

@@ -207,16 +207,18 @@ def _reading(asked: Inspection, values: dict[str, Any]) -> list[ReportSection]:
     if asked.text is None:
         return []
     from pyggml.cli.commands.inspect import reading
+    from pyggml.look.lens import token_table
+    from pyggml.lora.record import gradients_record
 
     read = reading.read_text(asked.file, asked.lora, asked.text, asked.ctx or CTX)
     sections = []
     if asked.tokens:
-        table = reading.table_of(read)
+        table = token_table(read.model, read.ids)
         values["tokens"] = reading.token_facts(read, table)
         sections.append(reading.token_section(read, table))
     if asked.gradients:
         overview = reading.gradients(read, asked.rank or RANK)
-        values["gradients"] = reading.gradient_facts(overview)
+        values["gradients"] = gradients_record(overview)
         sections.append(reading.gradient_section(overview))
     return sections
 

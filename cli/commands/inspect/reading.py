@@ -1,6 +1,6 @@
 """A text as a model reads it: the loss of every token, and the gradients of one step over it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -17,10 +17,9 @@ from pyggml.graph.arrays import read
 from pyggml.look.draw import heat
 from pyggml.look.draw import tokens as coloured
 from pyggml.look.gradients import loss_and_grads
-from pyggml.look.lens import TokenTable, token_table
+from pyggml.look.lens import TokenTable
 from pyggml.look.overview import Overview, findings, measure, overview
 from pyggml.lora import LoraConfig, attach, unfreeze
-from pyggml.lora.record import gradients_record
 from pyggml.model import Model
 from pyggml.models.adapter import AdapterFile
 
@@ -117,10 +116,6 @@ def gradients(r: TextReading, rank: int) -> Overview:
     return overview({0: {n: measure(g, read(values[n])) for n, g in grads.items()}})
 
 
-def gradient_facts(o: Overview) -> Mapping[str, Any]:
-    return gradients_record(o)
-
-
 def gradient_section(o: Overview) -> ReportSection:
     """The norms by layer and module. A factor whose other factor is 0 has no gradient."""
     is_fresh = all(
@@ -142,7 +137,3 @@ def gradient_section(o: Overview) -> ReportSection:
 
 def _cell(o: Overview, i: int, c: int) -> str:
     return f"{o.norms[0, i, c]:.2g}" if o.there[i, c] else ""
-
-
-def table_of(r: TextReading) -> TokenTable:
-    return token_table(r.model, r.ids)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 
 from pyggml.cli.commands.finetune.job import Job
+from pyggml.cli.commands.finetune.stages import Around
 from pyggml.cli.commands.finetune.stages import run as train
 from pyggml.cli.commands.sweep.halving import Halving, Judge
 from pyggml.cli.commands.sweep.lists import SweepRun
@@ -91,7 +92,7 @@ class _Attempt:
                 beside(job.output, ".log").open("a", encoding="utf-8") as log,
                 redirect_stdout(log),
             ):
-                code = train(job, lambda job, folder: again, save_settings, watch=self._watch)
+                code = train(job, Around(lambda job, folder: again, save_settings, self._watch))
         except PyggmlError as error:
             if not self._begun:  # another run would fail alike
                 raise
