@@ -9,7 +9,7 @@ from pyggml import lab, load
 from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import Names, model_option, output_option, threads_option
-from pyggml.cli.terminal.show import row, size
+from pyggml.cli.terminal.show import row, with_size
 from pyggml.errors import ConfigError
 from pyggml.lora import combine
 from pyggml.models import LoraPairs
@@ -60,7 +60,7 @@ def command(
     combine(opened.with_adapters(updates), output)
     ranks = ", ".join(f"{name.removesuffix('.weight')} {p.rank}" for name, p in updates.items())
     row("ranks", ranks)
-    row("adapter", f"{output}, {size(output.stat().st_size)}")
+    row("adapter", with_size(output))
 
 
 def _places(option: str, words: Sequence[str]) -> dict[int, list[int]]:

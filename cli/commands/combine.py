@@ -1,5 +1,6 @@
 """`pyggml combine`: several adapters of a model → one adapter, and what its rank leaves out."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyggml.cli.terminal.options import (
     threads_option,
 )
 from pyggml.cli.terminal.progress import ChangingLine
-from pyggml.cli.terminal.show import percent, say, size
+from pyggml.cli.terminal.show import percent, row, say, with_size
 from pyggml.lora import Combination, combine
 
 _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
@@ -60,16 +61,21 @@ def command(
     how = Combination(**given_settings(Combination, {}, given))
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
-    choice = choose_template(opened.tokenizer, (path for path, _ in lora), None)
+    choice = choose_template(opened.tokenizer, lora, None)
     left_out = combine(opened, output, how, choice.metadata, TensorLine())
-    worst = max(left_out, key=lambda name: left_out[name])
-    if left_out[worst]:
-        mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))
-        most = f"most {percent(left_out[worst])}, {worst}"
-        say(f"rank       {ranks_of(output)} leaves {percent(mean)} out, root mean square; {most}")
-    say(f"adapter    {output}, {size(output.stat().st_size)}")
+    if any(left_out.values()):
+        mean, most = mean_and_most(left_out)
+        row("rank", f"{ranks_of(output)} leaves {mean} out, root mean square; {most}")
+    row("adapter", with_size(output))
     say(f"of {', '.join(adapter_word(given) for given in lora)}")
     choice.say()
+
+
+def mean_and_most(left_out: Mapping[str, float]) -> tuple[str, str]:
+    """The shares that tensors lose, in words: their root mean square, and the largest."""
+    worst = max(left_out, key=lambda name: left_out[name])
+    mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))
+    return percent(mean), f"most {percent(left_out[worst])}, {worst}"
 
 
 def ranks_of(adapter: Path) -> str:

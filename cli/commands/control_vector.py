@@ -13,7 +13,7 @@ from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import CONTROL_VECTOR
 from pyggml.cli.terminal.options import ModelSource, model_options, output_option
 from pyggml.cli.terminal.places import PATH
-from pyggml.cli.terminal.show import plural, row, say_progress, size, unescape
+from pyggml.cli.terminal.show import plural, row, say_progress, unescape, with_size
 from pyggml.errors import ConfigError, DataError
 from pyggml.look.control import AFTER_FIRST, ControlVector, control_vector
 from pyggml.lora.data.formats.json_rows import json_lines
@@ -122,7 +122,7 @@ def _say(vector: ControlVector, output: Path) -> None:
     blocks = plural(len(lengths), "block")
     row("directions", f"of {blocks}, {min(lengths)} to {max(lengths)}")
     row("lengths", f"{lengths[least]:.3g} (block {least}) to {lengths[most]:.3g} (block {most})")
-    row("vector", f"{output}, {size(output.stat().st_size)}")
+    row("vector", with_size(output))
 
 
 # -- texts ----------------------------------------------------------------------------------------

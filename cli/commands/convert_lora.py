@@ -10,7 +10,7 @@ from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import model_option
 from pyggml.cli.terminal.places import PATH, OutputPath
-from pyggml.cli.terminal.show import plural, say, size
+from pyggml.cli.terminal.show import plural, say, with_size
 from pyggml.lora.peft import from_peft, to_peft
 from pyggml.models.stack import LABELS, POOLING
 
@@ -49,7 +49,7 @@ def command(source: Path, target: Path, model: Path, base_name: str | None) -> N
     template = ", and the chat template" * is_carried
     say(f"{plural(len(ranks), 'module')} of {said}{template}")
     for path in written:
-        say(f"{path}, {size(path.stat().st_size)}")
+        say(with_size(path))
     for key in left_out:
         say(f"left out: {key}, for which PEFT has no place")
 

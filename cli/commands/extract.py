@@ -3,17 +3,16 @@
 from pathlib import Path
 
 import click
-import numpy as np
 
 import pyggml.threads
 from pyggml import load
-from pyggml.cli.commands.combine import TensorLine, ranks_of
+from pyggml.cli.commands.combine import TensorLine, mean_and_most, ranks_of
 from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import model_file
 from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import model_option, output_option, threads_option
 from pyggml.cli.terminal.places import PATH
-from pyggml.cli.terminal.show import percent, row, size
+from pyggml.cli.terminal.show import percent, row, with_size
 from pyggml.errors import first_names
 from pyggml.lora import Combination, extract
 
@@ -62,11 +61,8 @@ def command(
     pyggml.threads.set(threads)
     base, other = load(model), load(model_file(trained))
     result = extract(base, other, output, how, TensorLine())
-    left_out = result.left_out
-    worst = max(left_out, key=lambda name: left_out[name])
-    mean = float(np.sqrt(np.mean(np.square([*left_out.values()]))))
-    most = f"most {percent(left_out[worst])}, {worst}"
-    row("rank", f"{ranks_of(output)} leaves {percent(mean)} of the difference out; {most}")
+    mean, most = mean_and_most(result.left_out)
+    row("rank", f"{ranks_of(output)} leaves {mean} of the difference out; {most}")
     if result.not_held:
         largest = max(result.not_held, key=lambda name: result.not_held[name])
         row(
@@ -74,4 +70,4 @@ def command(
             f"{first_names([*result.not_held], 3)}: no adapter updates them; most changed is "
             f"{largest}, by {percent(result.not_held[largest])} of its numbers",
         )
-    row("adapter", f"{output}, {size(output.stat().st_size)}")
+    row("adapter", with_size(output))

@@ -139,9 +139,8 @@ def _encoder(
     model: Model, source: ModelSource, given: Mapping[str, Any]
 ) -> tuple[ChatEncoder, list[str]]:
     """What writes chats, and the text that ends an answer, if any does."""
-    adapters = (path for path, _ in source.adapters)
     inputs = given["chat_template_kwargs"]
-    template = template_for(model, adapters, given["chat_template"], inputs)
+    template = template_for(model, source.adapters, given["chat_template"], inputs)
     ending = answer_ending(template)
     return ChatEncoder(template, model.tokenizer), [ending] if ending else []
 
@@ -178,8 +177,7 @@ def _prompts(
 
 def _has_template(model: Model, source: ModelSource, given: Mapping[str, Any]) -> bool:
     """Whether there is a template to write questions with, as training looks for one."""
-    adapters = (path for path, _ in source.adapters)
-    choice = choose_template(model.tokenizer, adapters, given["chat_template"])
+    choice = choose_template(model.tokenizer, source.adapters, given["chat_template"])
     return choice.template != MODEL or bool(model.tokenizer.chat_templates)
 
 

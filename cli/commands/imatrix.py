@@ -18,7 +18,7 @@ from pyggml.cli.terminal.options import (
     output_option,
 )
 from pyggml.cli.terminal.progress import Countdown
-from pyggml.cli.terminal.show import plural, say, say_progress, size
+from pyggml.cli.terminal.show import plural, say, say_progress, with_size
 from pyggml.cli.terminal.texts import read_texts, text_options
 from pyggml.errors import DataError
 from pyggml.files import in_characters
@@ -70,7 +70,7 @@ def command(
     n_rare = sum(bool((s.counts == 0).any()) for s in matrix.sums.values())
     rare = f", {n_rare} with experts that no token asked" if n_rare else ""
     say(f"{plural(len(matrix.sums), 'matrix', 'matrices')}{rare}")
-    say(f"{output}, {size(output.stat().st_size)}")
+    say(with_size(output))
 
 
 def _windows(rows: Sequence[Row], model: Model, config: DataConfig) -> Dataset:

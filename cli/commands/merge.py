@@ -95,7 +95,7 @@ def command(
         raise ConfigError("--imatrix: nothing is packed without --lora or --type")
     opened = load(model, [*adapters])
     importance = read_imatrix(imatrix) if imatrix else None
-    choice = choose_template(opened.tokenizer, (path for path, _ in adapters), None)
+    choice = choose_template(opened.tokenizer, adapters, None)
     losses = _write(
         opened, output, file_type, allow_requantize, importance, rounding, choice.metadata
     )

@@ -13,7 +13,7 @@ from pyggml.cli.terminal.kinds import MODEL_FILE
 from pyggml.cli.terminal.options import Size, output_option
 from pyggml.cli.terminal.paths import check_space
 from pyggml.cli.terminal.places import PATH
-from pyggml.cli.terminal.show import row, say, size
+from pyggml.cli.terminal.show import row, say, with_size
 from pyggml.errors import ConfigError, DataError
 from pyggml.files import read_bytes
 from pyggml.files.json_text import DECODER, reason_of
@@ -103,7 +103,7 @@ def command(
     for key, value in metadata.items():
         row(key, str(value))
     say(f"{count(metadata, n_vocab, tied):,} parameters, {n_vocab:,} tokens")
-    say(f"{output}, {size(output.stat().st_size)}")
+    say(with_size(output))
 
 
 def _vocabulary(path: Path) -> tuple[dict[str, Any], int]:

@@ -1,19 +1,17 @@
 """`pyggml teach`: a model reads a text once; what it says of each token is kept for students."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pyggml import load, threads
-from pyggml.cli.terminal.devices import WHERE, say_placement
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import data_files
 from pyggml.cli.terminal.interrupt import stop_on_signals
 from pyggml.cli.terminal.kinds import TEACHER
 from pyggml.cli.terminal.options import (
+    ModelSource,
     compute_options,
     given_settings,
     model_option,
@@ -22,9 +20,8 @@ from pyggml.cli.terminal.options import (
 )
 from pyggml.cli.terminal.paths import check_space
 from pyggml.cli.terminal.places import FileWord
-from pyggml.cli.terminal.placing import load_placed
 from pyggml.cli.terminal.progress import Countdown
-from pyggml.cli.terminal.show import plural, row, say, size
+from pyggml.cli.terminal.show import plural, row, say, size, with_size
 from pyggml.errors import ConfigError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Source
@@ -68,24 +65,15 @@ _NOTE = b"\nstopping after this window; the same command goes on from there\n"
 )
 @compute_options
 def command(
-    model: Path,
-    data: tuple[str, ...],
-    output: Path,
-    top_k: int,
-    temperature: float,
-    compute: str,
-    device: str,
-    **given: Any,
+    data: tuple[str, ...], output: Path, top_k: int, temperature: float, **given: Any
 ) -> None:
     """Keep a teacher's probabilities of every token that a student is to learn.
 
     The settings of data must be those of the student's run. Ctrl-C stops; the same command goes on.
     """
-    threads.set(given.pop("threads"))
+    source = ModelSource.taken_from(given)
     config = DataConfig(**given_settings(DataConfig, {}, given))
-    where = {name: given.pop(name) for name in WHERE if name in given}
-    opened = load_placed(partial(load, model, compute=compute), 512, device=device, **where)
-    say_placement(opened)
+    opened = source.load()
     if config.ctx > opened.config.n_ctx:
         fault = f"is {config.ctx}, wanted at most the model's {opened.config.n_ctx}"
         raise ConfigError([("ctx", fault)])
@@ -118,5 +106,5 @@ def _run(teaching: Teaching, n: int) -> bool:
         say(f"{done:,} of {plural(n, 'window')} are done: {teaching.unfinished}")
         return False
     teaching.finish()
-    say(f"{teaching.path}, {size(teaching.path.stat().st_size)}")
+    say(with_size(teaching.path))
     return True

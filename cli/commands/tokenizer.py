@@ -10,7 +10,7 @@ from pyggml.cli.terminal.data_files import data_files, data_option
 from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import MODEL_FILE
 from pyggml.cli.terminal.options import output_option
-from pyggml.cli.terminal.show import note, say, size
+from pyggml.cli.terminal.show import note, say, with_size
 from pyggml.fresh import KINDS, vocabulary_fields
 from pyggml.lora.data import Row, TextRow, read_rows
 from pyggml.lora.data.formats.source import blocks
@@ -73,7 +73,7 @@ def command(
     about = {"general.architecture": "llama", "general.type": "model"}
     gguf.write(output, about | fields, [])
     say(f"{n:,} tokens, {n_bytes / n_tokens:.2f} bytes of the text in each")
-    say(f"{output}, {size(output.stat().st_size)}")
+    say(with_size(output))
 
 
 def _texts(paths: Iterable[Path]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pyggml.chat import (
     write_alike,
 )
 from pyggml.cli.terminal.help import F, grouped_option
+from pyggml.cli.terminal.options import Adapter
 from pyggml.cli.terminal.places import FileWord
 from pyggml.cli.terminal.show import note, say
 from pyggml.errors import TemplateError
@@ -76,6 +77,11 @@ class TemplateChoice:
             for path in self.differing
         ]
 
+    def say_notes(self) -> None:
+        """Print them beside the output."""
+        for text in self.notes:
+            note(text)
+
     @property
     def metadata(self) -> dict[str, str | None]:
         """The keys with which a file that is made of the adapters carries it."""
@@ -90,14 +96,14 @@ class TemplateChoice:
 
 
 def choose_template(
-    tokenizer: Tokenizer, adapters: Iterable[Path], told: str | None
+    tokenizer: Tokenizer, adapters: Iterable[Adapter], told: str | None
 ) -> TemplateChoice:
-    """The template of a model with these adapters. told: the user's choice.
+    """The template of a model with these adapters, whatever their weights. told: the user's choice.
 
     Without one the last adapter that carries a template decides: it was trained on top of the
     others, if on any.
     """
-    carriers = [path for path in adapters if carries_template(path)]
+    carriers = [path for path, _ in adapters if carries_template(path)]
     by = carriers[-1] if carriers and told is None else None
     name = told or (str(by) if by else MODEL)
     differing = tuple(path for path in carriers if not _are_alike(tokenizer, str(path), name))
@@ -107,12 +113,11 @@ def choose_template(
 
 
 def template_for(
-    model: Model, adapters: Iterable[Path], told: str | None, names: str = ""
+    model: Model, adapters: Iterable[Adapter], told: str | None, names: str = ""
 ) -> ChatTemplate:
     """The template of a model with these adapters; what a user should know of it is printed."""
     choice = choose_template(model.tokenizer, adapters, told)
-    for text in choice.notes:
-        note(text)
+    choice.say_notes()
     return find_template(model.tokenizer, choice.template, names=names)
 
 

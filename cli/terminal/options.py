@@ -32,6 +32,13 @@ _PLACES = {"dir": "FOLDER", "file": "FILE", "teacher": "FILE"}
 # The last part of the names of settings that are read.
 _FILE_WORDS = ("file", "teacher", "template")
 _METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
+# Parameters of commands that tell of a model's source under another name than it has there.
+_PARAMETERS = {
+    "path": "model",
+    "adapters": "lora",
+    "controls": "control_vector",
+    "layers": "control_vector_layers",
+}
 
 
 class AdapterFile(Reads, click.ParamType):
@@ -193,6 +200,17 @@ class ModelSource:
     split: tuple[float, ...] | None = None
     stream_weights: str | None = None
 
+    @classmethod
+    def taken_from(cls, given: dict[str, Any]) -> ModelSource:
+        """What parameters of a command tell of a model; they are taken out of these.
+
+        ConfigError for --control-vector-layers as `check_control_layers` has it.
+        """
+        names = {f.name: _PARAMETERS.get(f.name, f.name) for f in fields(cls)}
+        own = {name: given.pop(parameter, None) for name, parameter in names.items()}
+        check_control_layers(own["layers"], own["controls"] or ())
+        return cls(**{name: value for name, value in own.items() if value is not None})
+
     def load(self, n_rows: int = 512) -> Model:
         """The model, with the control vectors. Where it is larger than its card and nothing says
         what to do about that, the fastest is done. n_rows: tokens of most passes.
@@ -247,34 +265,8 @@ def _with_source(function: Callable[..., Any]) -> Callable[..., Any]:
     """A command that gets what tells of a model as one argument, `source`."""
 
     @wraps(function)
-    def command(
-        *,
-        model: Path,
-        lora: tuple[Adapter, ...] | None,
-        threads: int,
-        compute: str,
-        device: str,
-        control_vector: tuple[Adapter, ...] | None = None,
-        control_vector_layers: tuple[int, int] | None = None,
-        gpu_layers: int | str | None = None,
-        split: tuple[float, ...] | None = None,
-        stream_weights: str | None = None,
-        **given: Any,
-    ) -> Any:
-        check_control_layers(control_vector_layers, control_vector or ())
-        source = ModelSource(
-            path=model,
-            adapters=lora or (),
-            threads=threads,
-            compute=compute,
-            device=device,
-            controls=control_vector or (),
-            layers=control_vector_layers,
-            gpu_layers=gpu_layers,
-            split=split,
-            stream_weights=stream_weights,
-        )
-        return function(source=source, **given)
+    def command(**given: Any) -> Any:
+        return function(source=ModelSource.taken_from(given), **given)
 
     return command
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from textwrap import fill
 from typing import Any, TextIO
 
@@ -110,6 +111,11 @@ def size(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" or n >= 99.95 else f"{n:.1f} {unit}"
         n /= 1000
     return f"{n:.1f} TB"
+
+
+def with_size(path: Path) -> str:
+    """A file that is there, and its size: a.gguf, 18.9 MB."""
+    return f"{path}, {size(path.stat().st_size)}"
 
 
 def count(n: int) -> str:

@@ -9,7 +9,6 @@ from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.data_files import data_files
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.options import ModelSource, settings_options
-from pyggml.cli.terminal.show import note
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig, EvalConfig
 from pyggml.lora.data import Dataset, Row, TextRow, read_rows
@@ -50,8 +49,6 @@ def read_texts(
 
 
 def _template(model: Model, source: ModelSource, config: EvalConfig) -> str:
-    adapters = (path for path, _ in source.adapters)
-    choice = choose_template(model.tokenizer, adapters, config.chat_template)
-    for line in choice.notes:
-        note(line)
+    choice = choose_template(model.tokenizer, source.adapters, config.chat_template)
+    choice.say_notes()
     return choice.template

@@ -94,8 +94,7 @@ def command(
     cache_type = Context(**given_settings(Context, {}, given)).cache_types
     opened = source.load(n_rows=1)
     n_ctx = n_ctx_of(opened, ctx, CTX)
-    adapters = (path for path, _ in source.adapters)
-    template = template_for(opened, adapters, chat_template, chat_template_kwargs)
+    template = template_for(opened, source.adapters, chat_template, chat_template_kwargs)
     text = None if system is None else unescape(system)
     drafting = source.load_draft(draft)
     chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type, drafting)

@@ -15,6 +15,7 @@ from pyggml.cli.commands.eval.subjects import names, subjects
 from pyggml.cli.commands.eval.table import NOTE, show
 from pyggml.cli.terminal.chat_templates import choose_template
 from pyggml.cli.terminal.data_files import data_files, data_option
+from pyggml.cli.terminal.devices import WHERE
 from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
@@ -29,7 +30,7 @@ from pyggml.cli.terminal.options import (
     lora_option,
     settings_options,
 )
-from pyggml.cli.terminal.show import note, printable, say, unescape
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.evaluate.classes import labels_of
@@ -69,12 +70,6 @@ def command(
     stacks: tuple[tuple[Adapter, ...], ...],
     files: tuple[Path, ...],
     as_json: bool,
-    threads: int,
-    compute: str,
-    device: str,
-    gpu_layers: int | str | None,
-    split: tuple[float, ...] | None,
-    stream_weights: str | None,
     **given: Any,
 ) -> None:
     """Perplexity, token accuracy and right answers of a model, with 95 % confidence intervals.
@@ -91,8 +86,7 @@ def command(
     given["stop"] = given["stop"] and tuple(map(unescape, given["stop"]))
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     data = [File.read(path, config) for path in data_files(files, config.columns)]
-    how = {"threads": threads, "compute": compute, "device": device}
-    how |= {"gpu_layers": gpu_layers, "split": split, "stream_weights": stream_weights}
+    how = {name: given[name] for name in ("threads", "compute", *WHERE)}
     controls, layers = control_vector or (), control_vector_layers
     check_control_layers(layers, controls)
     _evaluate(subjects(model, lora, stacks, controls, layers, **how), data, config, as_json)
@@ -132,14 +126,13 @@ def _evaluate(
 def _template(models: Sequence[ModelSource], first: Model) -> str:
     """The chat template for all models: that with which an adapter was trained, so that all read
     the same tokens; else each one's own. ConfigError if adapters were trained with several."""
-    paths = dict.fromkeys(path for model in models for path, _ in model.adapters[::-1])
-    choice = choose_template(first.tokenizer, [*paths][::-1], None)
+    adapters = {path: (path, w) for model in models for path, w in model.adapters[::-1]}
+    choice = choose_template(first.tokenizer, [*adapters.values()][::-1], None)
     if choice.differing and len(models) > 1:
         names = " and ".join(str(path) for path in (*choice.differing, choice.template))
         raise ConfigError(
             f"{names} were trained with different chat templates: name one for all with "
             "--chat-template, which takes such a file too"
         )
-    for text in choice.notes:
-        note(text)
+    choice.say_notes()
     return choice.template

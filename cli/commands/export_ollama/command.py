@@ -81,7 +81,7 @@ def command(
         )
     opened = load(model, adapters or None)
     _check_is_one_file(opened, model, bool(adapters))
-    choice = choose_template(opened.tokenizer, (path for path, _ in adapters), chat_template)
+    choice = choose_template(opened.tokenizer, adapters, chat_template)
     template = _find_template(opened, choice.template, chat_template_kwargs)
     chat, missing = _chat(opened, template)
     lines = [

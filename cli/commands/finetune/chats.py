@@ -69,7 +69,7 @@ def with_template(job: Job, tokenizer: Tokenizer) -> tuple[Job, TemplateChoice]:
     """The job with the chat template that it trains with: where none is given that of the adapter
     which it trains on, or trains on top of, if that carries one."""
     told = job.reading.chat_template if "chat_template" in job.fixed else None
-    adapters = [*(path for path, _ in job.below or ()), *([job.init] if job.init else [])]
+    adapters = [*(job.below or ()), *([(job.init, 1.0)] if job.init else [])]
     choice = choose_template(tokenizer, adapters, told)
     return replace(job, reading=replace(job.reading, chat_template=choice.template)), choice
 

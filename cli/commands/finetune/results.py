@@ -15,7 +15,7 @@ from pyggml.cli.terminal.lines import confusion_lines, say_lines
 from pyggml.cli.terminal.options import adapter_word
 from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.rewriting import say_losses
-from pyggml.cli.terminal.show import is_quiet, row, say, size
+from pyggml.cli.terminal.show import is_quiet, row, say, with_size
 from pyggml.errors import NotFiniteError, PyggmlError, QuantError, first_names
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
 from pyggml.lora.data.labels import Labels
@@ -136,7 +136,7 @@ def save(trained: Trained, trainer: Trainer, meter: Meter, path: Path) -> None:
     except PyggmlError as error:
         faults = [*error.faults, *rescue(trained, trainer, meter, path)]
         raise PyggmlError(faults, error.about) from error
-    row(_word(trained), f"{path}, {size(path.stat().st_size)}")
+    row(_word(trained), with_size(path))
     if losses is not None:
         say_losses(losses)
 
@@ -239,7 +239,7 @@ def say_how_to_use(
         row("use it", f'llama-cli {theirs} -p "..."')
         return
     template_words = ""
-    if is_model and choose_template(tokenizer, [path for path, _ in adapters], None).by:
+    if is_model and choose_template(tokenizer, adapters, None).by:
         template_words = f" --chat-template {MODEL}"
     served = shlex.join([*model, *_serve(job, adapters)])
     row("use it", f"{shlex.join(program('chat'))} {ours}{template_words}")

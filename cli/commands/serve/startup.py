@@ -110,8 +110,7 @@ class Opener:
 
     def voice_with(self, name: str, base: Voice, *files: tuple[Path, float]) -> Voice:
         """The same with adapters, which may carry a template."""
-        told, paths = self.given["chat_template"], [path for path, _ in files]
-        choice = choose_template(base.model.tokenizer, paths, told)
+        choice = choose_template(base.model.tokenizer, files, self.given["chat_template"])
         chats = _chats(base.model, choice.template, self.given)
         return base.with_adapters(name, files, chats, choice.notes)
 
