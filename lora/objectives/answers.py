@@ -19,8 +19,7 @@ import numpy as np
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
-from pyggml.graph.dtypes import F32, I32
-from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.objective import Feed, Leaves, LossNet, Objective, Windows
@@ -53,17 +52,8 @@ class AnswerLeaves(Leaves):
     @classmethod
     def empty(cls, n_tokens: int, n_answers: int) -> AnswerLeaves:
         t, s = (n_tokens,), (n_answers,)
-        leaves = (
-            zeros(t, I32, "targets"),
-            zeros(t, F32, "read tokens"),
-            zeros((*s, *t), F32, "tokens of answers"),
-            zeros(t, F32, "weights of the NLL"),
-            zeros(s, F32, "reference"),
-            zeros(s, F32, "sign"),
-            zeros(s, F32, "share"),
-        )
-        put_together(*leaves)
-        return cls(*leaves)
+        of_tokens = {"targets": t, "read": t, "members": (*s, *t), "nll": t}
+        return cls.of_shapes({"targets"}, **of_tokens, reference=s, sign=s, share=s)
 
     def log_probs(self, losses: Tensor) -> Tensor:
         """The log-probability of every answer (S,), of each token's loss (T,): sums, or means where
@@ -253,11 +243,7 @@ def answer_batches(
         arrays |= {"reference": with_kl[part], "share": share[part]}
         filled = {name: _pad_batch(values, size).reshape(-1) for name, values in arrays.items()}
         members = block_diagonal(answers.part(part).members(objective.per_token), size)
-        yield AnswerBatch(**_fields(batch), **filled, members=members, kl=kl)
-
-
-def _fields(batch: WindowBatch) -> dict[str, Any]:
-    return {name: getattr(batch, name) for name in WindowBatch.__slots__}
+        yield batch.widened(AnswerBatch, **filled, members=members, kl=kl)
 
 
 def _arrays(

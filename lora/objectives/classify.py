@@ -7,15 +7,14 @@ a text's last token, c its class. With weights, it is torch's CrossEntropyLoss(w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph
-from pyggml.graph.dtypes import F32, I32
-from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.graph.tensor import Tensor
 from pyggml.look.confusion import Confusion
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
@@ -140,13 +139,8 @@ class ClassFeed:
     graphs: Sequence[Graph] = ()
 
     def leaves(self, n_tokens: int) -> ClassLeaves:
-        leaves = (
-            zeros((n_tokens,), I32, "classes"),
-            zeros((n_tokens,), F32, "weights"),
-            zeros((len(self.labels),), I32, "labels"),
-        )
-        put_together(*leaves)
-        return ClassLeaves(*leaves)
+        shapes = {"classes": (n_tokens,), "weights": (n_tokens,), "labels": (len(self.labels),)}
+        return ClassLeaves.of_shapes({"classes", "labels"}, **shapes)
 
     def batches(
         self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
@@ -156,7 +150,5 @@ class ClassFeed:
         tokens = np.fromiter(self.labels.tokens.values(), np.int32)
         for batch in data.batches(windows, self.size):
             classes = self.labels.numbers(batch.targets)
-            own = np.where(batch.weights != 0, self.weights[classes] / total, 0)
-            shared = {f.name: getattr(batch, f.name) for f in fields(batch)}
-            shared["weights"] = own.astype(np.float32)
-            yield ClassBatch(**shared, classes=classes, labels=tokens)
+            own = np.where(batch.weights != 0, self.weights[classes] / total, 0).astype(np.float32)
+            yield batch.widened(ClassBatch, weights=own, classes=classes, labels=tokens)

@@ -9,7 +9,7 @@ of its positive.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -162,8 +162,7 @@ class TextVectorFeed:
         self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
     ) -> Iterator[TextVectorBatch]:
         for batch in data.batches(windows, self.size):
-            shared = {f.name: getattr(batch, f.name) for f in fields(batch)}
-            yield TextVectorBatch(**shared, **self._arrays(batch))
+            yield batch.widened(TextVectorBatch, **self._arrays(batch))
 
     def _arrays(self, batch: WindowBatch) -> dict[str, np.ndarray]:
         """What `TextVectorBatch` has beside the tokens."""

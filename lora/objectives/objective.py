@@ -19,14 +19,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
-from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.graph.tensor import Shape, Tensor, put_together, zeros
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.tally import Tally, TokensRight
@@ -116,6 +116,14 @@ class Leaves:
     Each has the name of the batch's array that is written into it."""
 
     __slots__: tuple[str, ...] = ()
+
+    @classmethod
+    def of_shapes(cls, integers: Collection[str] = (), **shapes: Shape) -> Self:
+        """Zeros of these shapes, by name, which lie side by side: float32, or int32 of integers."""
+        types = {name: I32 if name in integers else F32 for name in shapes}
+        leaves = {name: zeros(shape, types[name], name) for name, shape in shapes.items()}
+        put_together(*leaves.values())
+        return cast(Any, cls)(**leaves)
 
     def write(self, batch: Any) -> None:
         for name in self.__slots__:
@@ -252,9 +260,7 @@ class TextLeaves(Leaves):
 
     @classmethod
     def empty(cls, n_tokens: int) -> TextLeaves:
-        leaves = zeros((n_tokens,), I32, "targets"), zeros((n_tokens,), F32, "weights")
-        put_together(*leaves)
-        return cls(*leaves)
+        return cls.of_shapes({"targets"}, targets=(n_tokens,), weights=(n_tokens,))
 
 
 @dataclass(frozen=True, slots=True)

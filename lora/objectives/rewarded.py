@@ -20,8 +20,7 @@ import numpy as np
 
 from pyggml.errors import ConfigError
 from pyggml.graph.arrays import write
-from pyggml.graph.dtypes import F32, I32
-from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.data.prompts import Prompts
@@ -60,18 +59,9 @@ class SampleLeaves(Leaves):
     def empty(cls, n_tokens: int, n_answers: int) -> SampleLeaves:
         """n_answers: the terms, each of an answer; 0: each is a token's."""
         t, n = (n_tokens,), n_answers or n_tokens
-        leaves = (
-            zeros(t, I32, "targets"),
-            zeros(t, F32, "read tokens"),
-            zeros(t, F32, "sampled log-probabilities"),
-            zeros(t, F32, "reference"),
-            zeros(t, F32, "shares"),
-            zeros((n, n_tokens) if n_answers else (1, 1), F32, "tokens of answers"),
-            zeros((n,), F32, "better"),
-            zeros((n,), F32, "worse"),
-        )
-        put_together(*leaves)
-        return cls(*leaves)
+        of_tokens = dict.fromkeys(("targets", "read", "sampled", "reference", "shares"), t)
+        members = (n, n_tokens) if n_answers else (1, 1)
+        return cls.of_shapes({"targets"}, **of_tokens, members=members, better=(n,), worse=(n,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -379,8 +369,7 @@ class SampleFeed:
             members = block_diagonal(means, self._size)
             terms = (means > 0) @ terms[:, :, None]
         better, worse = (self._pad(part) for part in (np.maximum(terms, 0), np.minimum(terms, 0)))
-        fields = {name: getattr(batch, name) for name in WindowBatch.__slots__}
-        return SampleBatch(**fields, **flat, members=members, better=better, worse=worse)
+        return batch.widened(SampleBatch, **flat, members=members, better=better, worse=worse)
 
     def _pad(self, values: np.ndarray) -> np.ndarray:
         """One row of all windows, float32; zeros for those that only fill up the batch."""

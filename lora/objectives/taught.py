@@ -13,7 +13,7 @@ With β above 0, and α 0, the divergence of `pyggml.ops.loss.soft` takes the pl
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,8 +22,7 @@ from pyggml import gguf, load
 from pyggml.errors import ConfigError
 from pyggml.gguf.identity import identity
 from pyggml.graph import Graph
-from pyggml.graph.dtypes import F32, I32
-from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, Outputs, Windows
@@ -50,16 +49,9 @@ class TaughtLeaves(Leaves):
 
     @classmethod
     def empty(cls, n_tokens: int, k: int) -> "TaughtLeaves":
-        leaves = (
-            zeros((n_tokens,), I32, "targets"),
-            zeros((n_tokens,), F32, "weights of the answers"),
-            zeros((n_tokens,), F32, "weights"),
-            zeros((n_tokens, k), I32, "the teacher's tokens"),
-            zeros((n_tokens, k + 1), F32, "the teacher's probabilities"),
-            zeros((), F32, "the teacher's entropy"),
-        )
-        put_together(*leaves)
-        return cls(*leaves)
+        of_tokens = dict.fromkeys(("targets", "of_answers", "weights"), (n_tokens,))
+        teachers = {"ids": (n_tokens, k), "shares": (n_tokens, k + 1), "entropy": ()}
+        return cls.of_shapes({"targets", "ids"}, **of_tokens, **teachers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,12 +207,5 @@ class TaughtFeed:
             entropy += (1 - alpha) * factor * (batch.weights[at] @ (q * logs).sum(axis=1))
             if self.objective.is_mixed:
                 shares[at, 0] += alpha
-        of_text = {f.name: getattr(batch, f.name) for f in fields(WindowBatch)}
-        of_answers = np.float32(alpha) * batch.weights
-        return TaughtBatch(
-            **of_text,
-            of_answers=of_answers,
-            ids=ids,
-            shares=shares,
-            entropy=entropy.astype(np.float32),
-        )
+        own = {"of_answers": np.float32(alpha) * batch.weights, "ids": ids, "shares": shares}
+        return batch.widened(TaughtBatch, **own, entropy=entropy.astype(np.float32))

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from pyggml.lora.data.reading.sources import FileSummary
 from pyggml.lora.data.tokens.spill import BLOCK, blocks
 from pyggml.models import Inputs
 from pyggml.models.texts import both_ways
+
+B = TypeVar("B", bound="WindowBatch")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +51,10 @@ class WindowBatch:
         for name in ("tokens", "positions", "length"):
             write(getattr(inputs, name), getattr(self, name))
         write(inputs.span, self.span if inputs.causal else both_ways(self.span))
+
+    def widened(self, kind: type[B], **more: Any) -> B:
+        """The same tokens as a batch of another kind, with what that has besides."""
+        return kind(**{name: getattr(self, name) for name in WindowBatch.__slots__} | more)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
