@@ -12,12 +12,12 @@ match       none: answers are written, see `written`   lm-evaluation-harness's e
 Of equal choices the first is taken. How tokens are told from those of the prompt: see `questions`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.lora.evaluate.passes import log_probs
+from pyggml.lora.evaluate.passes import Hear, log_probs, unheard
 from pyggml.lora.evaluate.questions import Question
 from pyggml.model import Model
 
@@ -41,12 +41,8 @@ class Answers:
     texts: Sequence[str] = ()
 
 
-def choose(
-    model: Model,
-    questions: Sequence[Question],
-    report: Callable[[int, int], None] = lambda done, n: None,
-) -> Answers:
-    """The answers of a model; report(done, n) is called after each of n passes.
+def choose(model: Model, questions: Sequence[Question], report: Hear = unheard) -> Answers:
+    """The answers of a model.
 
     Raises DataError for tokens outside of the model's vocabulary.
     """

@@ -1,6 +1,6 @@
 """Rows of texts and labels → the class that a model takes each text for."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from pyggml.lora.data.labels import Labels
 from pyggml.lora.data.reading.files import map_rows
 from pyggml.lora.data.records.rows import ClassRow
 from pyggml.lora.evaluate.choices import Answers
-from pyggml.lora.evaluate.passes import Continuation, log_probs
+from pyggml.lora.evaluate.passes import Continuation, Hear, log_probs, unheard
 from pyggml.model import Model
 from pyggml.models.stack import LABELS, FilePairs
 from pyggml.tokenizer import Tokenizer
@@ -62,10 +62,10 @@ def classify(
     encoding: Encoding,
     most: int,
     cut: bool,
-    report: Callable[[int, int], None] = lambda done, n: None,
+    report: Hear = unheard,
 ) -> ClassAnswers:
     """The classes that a model takes texts for, of at most so many tokens; cut: of a longer text
-    the end is left out. report(done, n) is called after each of n passes.
+    the end is left out.
 
     Raises DataError for rows of other labels, and for texts that are too long, by place.
     """

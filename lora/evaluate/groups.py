@@ -5,7 +5,7 @@ nearest    the nearest of all positives and negatives of the file, but copies of
 of_10      among the ten nearest
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from pyggml.lora.data.reading.files import map_rows
 from pyggml.lora.data.records.rows import GroupRow
 from pyggml.lora.data.tokens.long_text import whole
 from pyggml.lora.evaluate.choices import Answers
+from pyggml.lora.evaluate.passes import Hear, unheard
 from pyggml.model import Model
 
 _AT_ONCE = 256  # texts between two reports
@@ -39,7 +40,7 @@ def find_nearest(
     encoding: Encoding,
     most: int,
     cut: bool,
-    report: Callable[[int, int], None] = lambda done, n: None,
+    report: Hear = unheard,
 ) -> NearestAnswers:
     """Where the positive of each row lies among the texts that are nearest to its anchor, by the
     cosines of vectors that are pooled as the model's adapter learned, or its file says.
@@ -73,9 +74,7 @@ def find_nearest(
     return NearestAnswers([*own], [*own], measures, ranks=ranks)
 
 
-def _embed(
-    model: Model, texts: Sequence[Sequence[int]], report: Callable[[int, int], None]
-) -> np.ndarray:
+def _embed(model: Model, texts: Sequence[Sequence[int]], report: Hear) -> np.ndarray:
     """Vectors (n, n_embd) of length 1."""
     embedder, vectors = model.embedder(), list[np.ndarray]()
     n = -(-len(texts) // _AT_ONCE)

@@ -5,7 +5,7 @@ acc         log-probability
 acc_token   mean log-probability of its tokens
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from pyggml.lora.data.records.rows import PreferenceRow
 from pyggml.lora.data.tokens.documents import Document
 from pyggml.lora.data.windows.answers import documents_of
 from pyggml.lora.evaluate.choices import Answers
-from pyggml.lora.evaluate.passes import Continuation, log_probs
+from pyggml.lora.evaluate.passes import Continuation, Hear, log_probs, unheard
 from pyggml.model import Model
 
 
@@ -77,12 +77,8 @@ def _tail(document: Document, n_cut: int) -> Tail:
     return Tail(Continuation(ids, first - n_cut), np.asarray(document.trained[first:]))
 
 
-def prefer(
-    model: Model,
-    pairs: Sequence[Pair],
-    report: Callable[[int, int], None] = lambda done, n: None,
-) -> Answers:
-    """Which answers a model prefers; report(done, n) is called after each of n passes."""
+def prefer(model: Model, pairs: Sequence[Pair], report: Hear = unheard) -> Answers:
+    """Which answers a model prefers."""
     tails = [tail for pair in pairs for tail in pair]
     scores = log_probs(model, [tail.scored for tail in tails], report)
     counted = [s[tail.counts] for s, tail in zip(scores, tails, strict=True)]

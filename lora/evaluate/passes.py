@@ -25,6 +25,11 @@ N_TOKENS = 512  # of a pass, unless a sequence is longer
 _WORTH_SHARING = 8  # tokens that two rows begin with
 _SCORED = 128  # positions whose logits are made at a time
 Ids = tuple[int, ...]
+Hear = Callable[[int, int], None]  # after each of n passes: how many are done, and n
+
+
+def unheard(done: int, n: int) -> None:
+    """Nobody is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +67,17 @@ class _SharedStart:
 
 
 def log_probs(
-    model: Model,
-    continuations: Sequence[Continuation],
-    report: Callable[[int, int], None] = lambda done, n: None,
+    model: Model, continuations: Sequence[Continuation], report: Hear = unheard
 ) -> list[np.ndarray]:
     """log p of the scored tokens of each continuation, float64; otherwise as `predict`."""
     return [-p.losses for p in predict(model, continuations, report)]
 
 
 def predict(
-    model: Model,
-    continuations: Sequence[Continuation],
-    report: Callable[[int, int], None] = lambda done, n: None,
+    model: Model, continuations: Sequence[Continuation], report: Hear = unheard
 ) -> list[Predictions]:
-    """The scored tokens of each continuation as the model predicts them.
-
-    report(done, n) is called after each of n passes. Every continuation must fit into the model's
-    context, and its tokens into the vocabulary.
-    """
+    """The scored tokens of each continuation as the model predicts them. Every continuation must
+    fit into the model's context, and its tokens into the vocabulary."""
     if not continuations:
         return []
     rows, row_of = _rows(continuations, model.config.n_ctx_short)

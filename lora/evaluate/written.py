@@ -6,7 +6,7 @@ prompt begins with as the one before it: examples are read once.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -20,7 +20,7 @@ from pyggml.lora.data.reading.files import map_rows
 from pyggml.lora.data.records.rows import QuestionRow
 from pyggml.lora.evaluate.asking import Exercise
 from pyggml.lora.evaluate.choices import Answers
-from pyggml.lora.evaluate.passes import Ids
+from pyggml.lora.evaluate.passes import Hear, Ids, unheard
 from pyggml.lora.evaluate.questions import QuestionFormat, prompt_ids
 from pyggml.model import Model
 
@@ -60,15 +60,12 @@ def _plain(answer: str) -> str:
 
 
 def write_answers(
-    model: Model,
-    rows: Sequence[Exercise],
-    config: EvalConfig,
-    report: Callable[[int, int], None] = lambda done, n: None,
+    model: Model, rows: Sequence[Exercise], config: EvalConfig, report: Hear = unheard
 ) -> Answers:
     """What a model writes after each prompt, and whether it is right: the measure "match".
 
-    report(done, n) is called after each of n answers. Raises DataError for prompts that do not fit
-    into the model's context with their answer, by place.
+    report: after each answer. Raises DataError for prompts that do not fit into the model's context
+    with their answer, by place.
     """
     asking, finder = QuestionFormat.of(config, model), Finder(config.match or "", config.match_last)
     most = asking.most - config.answer_tokens
