@@ -13,12 +13,12 @@ import numpy as np
 
 from pyggml.errors import AdapterError
 from pyggml.graph.arrays import read
-from pyggml.lora.adapter.file import Update, write_adapter
+from pyggml.lora.adapter.file import Update, base_keys, base_name, write_adapter
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import LoraConfig
 from pyggml.model import Model
 from pyggml.models import LoraPairs
-from pyggml.models.adapter import BASE_NAME, FIXED_RANKS
+from pyggml.models.adapter import FIXED_RANKS
 from pyggml.models.stack import base_metadata, below_metadata
 
 
@@ -40,7 +40,7 @@ class Adapter:
     @property
     def base_name(self) -> str:
         """The base model's name, from its file."""
-        return str(self.model.file.get("general.name", self.model.config.architecture))
+        return base_name(self.model)
 
     def __repr__(self) -> str:
         c, n = self.config, self.parameters.n_trained
@@ -65,16 +65,13 @@ class Adapter:
         if not self.fits_a_file:
             raise AdapterError("an adapter file cannot hold DoRA's magnitudes: merge(model, path)")
         below = [p for p in self.model.adapters if p is not self.pairs and p is not self.fixed]
-        more: dict[str, Any] = {"general.base_model.count": np.uint32(1), BASE_NAME: self.base_name}
-        more |= below_metadata(below) | base_metadata(self.model.file)
+        more = base_keys(self.model) | below_metadata(below) | base_metadata(self.model.file)
         keys = {**self.parameters.metadata, **(metadata or {})}
         more |= {key: value for key, value in keys.items() if value is not None}
         if self.fixed:
             ranks = [self._rank(n) - p.rank for n, p in self.pairs.items()]
             more[FIXED_RANKS] = np.array(ranks, np.int32)
-        updates = {name: self._update(name) for name in self.pairs}
-        architecture = self.model.config.architecture
-        write_adapter(path, architecture, f"{self.base_name} LoRA", updates, more)
+        write_adapter(path, self.model, {name: self._update(name) for name in self.pairs}, more)
 
     def _rank(self, name: str) -> int:
         """The rank in the file, the ranks of the subtracted start included."""

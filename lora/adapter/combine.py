@@ -25,13 +25,12 @@ import numpy as np
 
 from pyggml.errors import AdapterError, ConfigError, NotFiniteError
 from pyggml.graph.arrays import read
-from pyggml.lora.adapter.file import Update, write_adapter
+from pyggml.lora.adapter.file import Update, base_keys, write_adapter
 from pyggml.lora.adapter.merge import merged_weight
 from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.config.combination import DRAWN, ELECTED, Combination
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
-from pyggml.models.adapter import BASE_NAME
 from pyggml.models.stack import base_metadata, learned_metadata
 
 Halves = tuple[np.ndarray, np.ndarray]  # (n_out, r) and (r, n_in), whose product is an update
@@ -66,10 +65,9 @@ def combine(
         if not np.isfinite(left_out[name]) or not _is_finite(updates[name]):
             raise NotFiniteError(f"{name}: its update is made of what is no finite number")
         progress(number + 1, len(names))
-    about = {"general.base_model.count": np.uint32(1), BASE_NAME: _name(model)}
     more = {key: value for key, value in (metadata or {}).items() if value is not None}
-    about |= base_metadata(model.file) | learned_metadata(model.adapters) | more
-    write_adapter(path, model.config.architecture, f"{_name(model)} LoRA", updates, about)
+    about = base_keys(model) | base_metadata(model.file) | learned_metadata(model.adapters) | more
+    write_adapter(path, model, updates, about)
     return left_out
 
 
@@ -108,10 +106,6 @@ def _check(model: Model, how: Combination) -> None:
     if is_dora and how.rank is None and how.error is None:
         fault = "is None, wanted one, or an error: DoRA's updates have a full rank"
         raise ConfigError([("rank", fault)])
-
-
-def _name(model: Model) -> str:
-    return str(model.file.get("general.name", model.config.architecture))
 
 
 def _halves(

@@ -14,12 +14,11 @@ import numpy as np
 from pyggml.errors import AdapterError, ModelError, NotFiniteError, first_names
 from pyggml.graph.arrays import read
 from pyggml.lora.adapter.combine import as_update, nearest_update, rank_of
-from pyggml.lora.adapter.file import Update, write_adapter
+from pyggml.lora.adapter.file import Update, base_keys, write_adapter
 from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.adapter.targets import refusal, warn_of_passed_over
 from pyggml.lora.config.combination import Combination
 from pyggml.model import Model
-from pyggml.models.adapter import BASE_NAME
 from pyggml.models.stack import base_metadata
 from pyggml.models.weights import factor_of
 from pyggml.tokenizer.same_tokens import check_same_tokens
@@ -73,9 +72,7 @@ def extract(
         names = f": {first_names([*result.not_held], 3)} alone" if result.not_held else ""
         raise AdapterError(f"the models differ in no matrix that an adapter holds{names}")
     warn_of_passed_over(base.parts, updates)
-    name = str(base.file.get("general.name", base.config.architecture))
-    about = {"general.base_model.count": np.uint32(1), BASE_NAME: name, **base_metadata(base.file)}
-    write_adapter(path, base.config.architecture, f"{name} LoRA", updates, about)
+    write_adapter(path, base, updates, base_keys(base) | base_metadata(base.file))
     return result
 
 

@@ -24,7 +24,8 @@ import numpy as np
 from pyggml import gguf
 from pyggml.gguf import TensorSource
 from pyggml.graph.dtypes import F32
-from pyggml.models.adapter import ALPHAS, SUFFIXES
+from pyggml.model import Model
+from pyggml.models.adapter import ALPHAS, BASE_NAME, SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,23 @@ class Update:
     alpha: float
 
 
+def base_name(model: Model) -> str:
+    """The base model's name, from its file."""
+    return str(model.file.get("general.name", model.config.architecture))
+
+
+def base_keys(model: Model) -> dict[str, Any]:
+    """The keys by which an adapter names the model that it is for."""
+    return {"general.base_model.count": np.uint32(1), BASE_NAME: base_name(model)}
+
+
 def write_adapter(
     path: str | os.PathLike[str],
-    architecture: str,
-    name: str,
+    model: Model,
     updates: Mapping[str, Update],
-    more: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any],
 ) -> None:
-    """Write updates, by the name of their tensor; `more` are further keys.
+    """Write updates of a model, by the name of their tensor; `more` are further keys.
 
     An older file at `path` stays whole until the new one is complete. PyggmlError if the disk
     refuses.
@@ -52,8 +62,8 @@ def write_adapter(
     alpha = Counter(alphas).most_common(1)[0][0]
     metadata = {
         "general.type": "adapter",
-        "general.architecture": architecture,
-        "general.name": name,
+        "general.architecture": model.config.architecture,
+        "general.name": f"{base_name(model)} LoRA",
         "adapter.type": "lora",
         "adapter.lora.alpha": np.float32(alpha),
     }
@@ -65,4 +75,4 @@ def write_adapter(
         b = update.b if ratio == 1 else update.b * ratio
         for suffix, values in zip(SUFFIXES, (update.a, b), strict=True):
             tensors.append((base + suffix, F32, values.shape, values))
-    gguf.write(path, {**metadata, **(more or {})}, tensors)
+    gguf.write(path, {**metadata, **more}, tensors)

@@ -58,8 +58,7 @@ def from_peft(
         raise AdapterError(faults[:10], f"{source}: ")
     _warn_of_dropped(dropped)
     warn_of_passed_over(model.parts, updates)
-    base = str(model.file.get("general.name", model.config.architecture))
-    write_adapter(path, model.config.architecture, f"{base} LoRA", updates, carried)
+    write_adapter(path, model, updates, carried)
     return ranks
 
 
