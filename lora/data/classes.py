@@ -20,7 +20,7 @@ from pyggml.lora.data.labels import MOST_LABELS, Labels
 from pyggml.lora.data.reading.sources import FileSummary
 from pyggml.lora.data.records.rows import ClassRow, Row
 from pyggml.lora.data.texts import TextReader
-from pyggml.lora.data.tokens.documents import Document, Documents, Writer
+from pyggml.lora.data.tokens.documents import Document, Documents
 from pyggml.lora.data.tokens.encode import Encoding
 from pyggml.lora.data.tokens.long_text import whole
 from pyggml.lora.data.windows.batches import READS, Dataset, FileWindows, no_documents
@@ -50,16 +50,16 @@ class ClassReader(TextReader):
 
     def fit(self, documents: Documents) -> tuple[Documents, int]:
         """A text that is cut keeps its label."""
-        assert documents.trained is not None
         if self.config.long_chats != "truncate":
             return super().fit(documents)
-        writer, width, n_cut = Writer(self.folder), self.ctx + 1, 0
-        for first, n in zip(documents.starts.tolist(), documents.lengths.tolist(), strict=True):
-            n_label = int(documents.trained[first : first + n].sum())
-            at = np.r_[first : first + min(n, width) - n_label, first + n - n_label : first + n]
-            writer.add(Document(documents.ids[at].tolist(), documents.trained[at]))
-            n_cut += n > width
-        return replace(writer.documents(), places=documents.places), n_cut
+        trained, width = documents.trained, self.ctx + 1
+        assert trained is not None
+
+        def kept(at: np.ndarray) -> np.ndarray:
+            label = at[len(at) - int(trained[at].sum()) :]
+            return np.r_[at[: min(len(at), width) - len(label)], label]
+
+        return documents.cut(kept, self.folder), int((documents.lengths > width).sum())
 
     def arranged(
         self, train: Dataset, validation: Dataset, parts: Sequence[FileWindows]

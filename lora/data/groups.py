@@ -6,7 +6,7 @@ one, and of all marks those of anchors are learned, so that a window counts by i
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from pyggml.errors import DataError
 from pyggml.lora.data.reading.sources import FileSummary
 from pyggml.lora.data.records.rows import GroupRow, Row
 from pyggml.lora.data.texts import TextReader
-from pyggml.lora.data.tokens.documents import Document, Documents, Writer
+from pyggml.lora.data.tokens.documents import Document, Documents
 from pyggml.lora.data.tokens.long_text import whole
 from pyggml.lora.data.windows.batches import READS, Dataset, FileWindows
 
@@ -43,19 +43,19 @@ class GroupReader(TextReader):
         """Texts of a group that is too long are cut to the same length."""
         if self.config.long_chats != "truncate":
             return super().fit(documents)
-        assert documents.trained is not None
-        writer, width, n_cut = Writer(self.folder), self.ctx + 1, 0
-        for first, n in zip(documents.starts.tolist(), documents.lengths.tolist(), strict=True):
-            ends = np.flatnonzero(documents.trained[first : first + n])
-            most = n if n <= width else width // len(ends) - 1
+        trained, width = documents.trained, self.ctx + 1
+        assert trained is not None
+
+        def kept(at: np.ndarray) -> np.ndarray:
+            ends = np.flatnonzero(trained[at])
+            most = len(at) if len(at) <= width else width // len(ends) - 1
             if most < 1:
                 raise DataError(f"a group has {len(ends)} texts, too many for --ctx {self.ctx}")
             starts = np.r_[0, ends[:-1] + 1]
-            kept = [np.r_[s : min(s + most, e), e] for s, e in zip(starts, ends, strict=True)]
-            at = first + np.concatenate(kept)
-            writer.add(Document(documents.ids[at].tolist(), documents.trained[at]))
-            n_cut += n > width
-        return replace(writer.documents(), places=documents.places), n_cut
+            parts = [np.r_[s : min(s + most, e), e] for s, e in zip(starts, ends, strict=True)]
+            return at[np.concatenate(parts)]
+
+        return documents.cut(kept, self.folder), int((documents.lengths > width).sum())
 
     def arranged(
         self, train: Dataset, validation: Dataset, parts: Sequence[FileWindows]

@@ -15,9 +15,8 @@ language        that of what a row teaches, where it is long enough to tell
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -67,10 +66,6 @@ class DataReport:
     findings: tuple[Finding, ...]
     absent: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class LanguageReport:
@@ -84,10 +79,6 @@ class LanguageReport:
     shares: tuple[tuple[str, float], ...]
     untold: float
     findings: tuple[Finding, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,7 +49,7 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
             "step": trainer.progress.step,
             "settings": plain,
             "about": [*map(list, _merge_rows(about))],
-            "data": data_report(trainer.corpus, trainer.model.tokenizer).as_json(),
+            "data": asdict(data_report(trainer.corpus, trainer.model.tokenizer)),
         }
     )
     return record
@@ -70,7 +70,7 @@ def save_answers(
     record |= {"answers": [*map(list, answers)]} | ({"rows": rows} if rows else {})
     if job.max_memory is None or memory.resident() + memory.LANGUAGES <= job.max_memory:
         languages = language_report(trainer.corpus, trainer.model.tokenizer)
-        record["languages"] = languages.as_json()
+        record["languages"] = asdict(languages)
     else:
         row("languages", f"of rows are not told: it takes {size(memory.LANGUAGES)}")
     _append(job, record)

@@ -6,36 +6,13 @@ from typing import Any
 from pyggml.chat.messages import is_message
 
 # Words that names of each part have, the likeliest first; also of German, French and Spanish.
-_WORDS: Mapping[str, Sequence[str]] = {
-    "prompt": (
-        "prompt",
-        "question",
-        "query",
-        "instruction",
-        "input",
-        "request",
-        "user",
-        "human",
-        "frage",
-        "demande",
-        "pregunta",
-    ),
-    "completion": (
-        "completion",
-        "response",
-        "answer",
-        "output",
-        "reply",
-        "assistant",
-        "target",
-        "antwort",
-        "réponse",
-        "reponse",
-        "respuesta",
-    ),
-    "chosen": ("chosen", "preferred", "accepted", "better", "good", "win", "positive"),
-    "rejected": ("rejected", "worse", "bad", "lose", "negative"),
-    "label": ("label", "thumb", "rating", "wanted", "good"),
+_WORDS = {
+    "prompt": "prompt question query instruction input request user human frage demande pregunta",
+    "completion": "completion response answer output reply assistant target "
+    "antwort réponse reponse respuesta",
+    "chosen": "chosen preferred accepted better good win positive",
+    "rejected": "rejected worse bad lose negative",
+    "label": "label thumb rating wanted good",
 }
 _PARTS: Mapping[str, Sequence[str]] = {
     "training": ("prompt", "completion"),
@@ -71,4 +48,4 @@ def _is_chat(value: Any) -> bool:
 
 def _column_of(part: str, names: Sequence[str]) -> str | None:
     """The column whose name has a word of this part."""
-    return next((n for word in _WORDS[part] for n in names if word in str(n).lower()), None)
+    return next((n for word in _WORDS[part].split() for n in names if word in str(n).lower()), None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pyggml.chat.messages import BadValue, Messages, flag_of, kind_of, not_learned
 from pyggml.lora.data.records.asking import (
@@ -115,14 +116,6 @@ def _check_counts_whole(cells: Cells) -> None:
 # -- pairs --------------------------------------------------------------------------------------
 
 
-def _of_chosen(place: RowPlace, cells: Cells) -> Row:
-    return _pair(place, cells, "chosen", "rejected")
-
-
-def _of_alternative(place: RowPlace, cells: Cells) -> Row:
-    return _pair(place, cells, "completion", "rejected_response")
-
-
 def _pair(place: RowPlace, cells: Cells, good: str, bad: str) -> Row:
     _check_counts_whole(cells)
     values = cells.get(good), cells.get(bad)
@@ -201,6 +194,10 @@ def _join(cells: Cells, prompt: Messages, repeated: Messages) -> Messages:
         raise BadValue(f'has a "{name}" beside answers that begin with another system text',
                      says_all=True)  # fmt: skip
     return repeated
+
+
+_of_chosen = partial(_pair, good="chosen", bad="rejected")
+_of_alternative = partial(_pair, good="completion", bad="rejected_response")
 
 
 # -- labels -------------------------------------------------------------------------------------

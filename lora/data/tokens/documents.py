@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +82,14 @@ class Documents:
         part = self.part(number)
         lengths = np.minimum(part.lengths - before, ctx + 1)
         return Documents(part.ids, part.starts + before, lengths, part.trained, part.places)
+
+    def cut(self, kept: Callable[[np.ndarray], np.ndarray], folder: Path | None) -> Documents:
+        """Documents of some of the tokens of each: those that are kept of its places in `ids`."""
+        writer, trained = Writer(folder), self.trained
+        for first, n in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            at = kept(np.arange(first, first + n))
+            writer.add(Document(self.ids[at].tolist(), None if trained is None else trained[at]))
+        return replace(writer.documents(), places=self.places)
 
     @staticmethod
     def of(documents: Iterable[Document], folder: Path | None = None) -> Documents:
