@@ -26,6 +26,11 @@ def first_names(names: Sequence[str], most: int = 1) -> str:
     return ", ".join(names[:most]) + more
 
 
+def cause_of(error: Exception) -> str:
+    """Why the system refuses a file, without the file's name."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 class PyggmlError(Exception):
     """Base of every error that input can cause; the command line prints it and exits with 2.
 

@@ -14,7 +14,7 @@ from pyggml.cli.terminal.options import Size, output_option
 from pyggml.cli.terminal.paths import check_space
 from pyggml.cli.terminal.places import PATH
 from pyggml.cli.terminal.show import row, say, with_size
-from pyggml.errors import ConfigError, DataError
+from pyggml.errors import ConfigError, DataError, cause_of
 from pyggml.files import read_bytes
 from pyggml.files.json_text import DECODER, reason_of
 from pyggml.fresh import Fresh, count, hyperparameters, write
@@ -121,7 +121,7 @@ def _keys(path: Path) -> dict[str, Any]:
     try:
         keys = DECODER.decode(read_bytes(path, _MOST_BYTES).decode())
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {cause_of(error)}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is no JSON: {reason_of(error, (1, 1))}") from None
     if not isinstance(keys, dict) or any("." not in key for key in keys):

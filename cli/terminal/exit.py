@@ -26,7 +26,7 @@ from typing import TextIO
 import click
 
 from pyggml.cli.terminal.show import note, printable, set_quiet, wrap
-from pyggml.errors import PyggmlError
+from pyggml.errors import PyggmlError, cause_of
 
 FAILED, STOPPED, TERMINATED = 2, 130, 143
 # How the system says that a library does not fit into memory.
@@ -304,7 +304,7 @@ def _lost_output(error: OSError, name: str) -> int:
     if error.errno is None:  # no call of the system failed: a library was not loaded, say
         return _report(str(error), name, FAILED)
     where = error.filename or "standard output"
-    return _report(f"{where}: {error.strerror or error}", name, FAILED)
+    return _report(f"{where}: {cause_of(error)}", name, FAILED)
 
 
 def silence(stream: TextIO) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyggml.cli.terminal.exit import at_end
 from pyggml.cli.terminal.show import say_progress, size
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, cause_of
 from pyggml.files import behind_links
 
 
@@ -31,7 +31,7 @@ def _check_writable(path: Path, makes_folder: bool) -> None:
     try:
         path = behind_links(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be written: {cause_of(error)}") from None
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: is a device, wanted the name of a file to write")
@@ -41,8 +41,7 @@ def _check_writable(path: Path, makes_folder: bool) -> None:
         with tempfile.TemporaryFile(dir=next(p for p in there if makes_folder or p.exists())):
             pass
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be written: {path.parent}: {reason}") from None
+        raise ConfigError(f"{path}: cannot be written: {path.parent}: {cause_of(error)}") from None
 
 
 def _make_folder(folder: Path) -> None:

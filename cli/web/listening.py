@@ -4,7 +4,7 @@ import ipaddress
 import socket
 from importlib.util import find_spec
 
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, cause_of
 from pyggml.extras import how_to_install
 
 
@@ -29,8 +29,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{host}:{port}: {reason}") from None
+        raise ConfigError(f"{host}:{port}: {cause_of(error)}") from None
     # Otherwise a second small write waits until the client has acknowledged the first, 40 ms on
     # Linux. asyncio sets this only on sockets that name their protocol, which these do not.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.chat import ChatTemplate, carried_metadata
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, cause_of
 from pyggml.files import open_regular
 from pyggml.tokenizer.metadata import INPUTS, TEMPLATE, TOOL_USE
 
@@ -88,4 +88,4 @@ def _text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise AdapterError(f"{path}: cannot be read: {error}") from None
+        raise AdapterError(f"{path}: cannot be read: {cause_of(error)}") from None

@@ -9,7 +9,7 @@ from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, cause_of
 from pyggml.files import open_regular
 from pyggml.models.config import short
 
@@ -111,7 +111,7 @@ def _json(path: Path) -> dict[str, Any]:
         with open_regular(path) as file:
             value = json.loads(file.read(_MOST_BYTES).decode())
     except OSError as error:
-        raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise AdapterError(f"{path}: cannot be read: {cause_of(error)}") from None
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path}: is no JSON: {error}") from None
     if not isinstance(value, dict):

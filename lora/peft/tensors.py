@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, cause_of
 from pyggml.files.safe_tensors import FLOATS, StoredTensor, stored_tensors
 from pyggml.gguf.fields import brief
 from pyggml.graph.tensor import Shape
@@ -78,7 +78,7 @@ def _stored_tensors(path: Path, most_bytes: int) -> dict[str, StoredTensor]:
         hint = ""
         if path.with_name("adapter_model.bin").is_file():
             hint = "; adapter_model.bin is not read: save the adapter as safetensors"
-        raise AdapterError(f"{path}: cannot be read: {error.strerror or error}{hint}") from None
+        raise AdapterError(f"{path}: cannot be read: {cause_of(error)}{hint}") from None
     except ValueError as error:
         raise AdapterError(f"{path}: is no safetensors file: {error}") from None
 

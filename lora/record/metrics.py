@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from pyggml.errors import PyggmlError
+from pyggml.errors import PyggmlError, cause_of
 from pyggml.files import open_regular, open_to_append, replacing
 from pyggml.lora.record.records import Record, record_of
 from pyggml.lora.trainer.reports import History
@@ -51,7 +51,7 @@ class MetricsFile:
                 self._file.flush()
                 self._waiting.clear()
         except OSError as error:
-            self.fault = f"{self.path}: cannot be written: {error.strerror or error}"
+            self.fault = f"{self.path}: cannot be written: {cause_of(error)}"
         except PyggmlError as error:
             self.fault = str(error)
 
@@ -112,7 +112,7 @@ def append(path: Path, record: Record) -> None:
             with open_to_append(path) as file:
                 file.write(_line(record).encode())
     except OSError as error:
-        raise PyggmlError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise PyggmlError(f"{path}: cannot be written: {cause_of(error)}") from error
 
 
 def _line(record: Record) -> str:

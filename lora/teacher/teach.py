@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,7 @@ class TeachPlan:
 
     def n_bytes(self, k: int) -> int:
         """Of the file's tensors."""
-        return (
-            self.documents.nbytes + 8 + self.n * (I32.block_bytes * k + F16.block_bytes * (k + 1))
-        )
+        return sum(prod(shape) * dtype.block_bytes for _, dtype, shape in self.tensors(k))
 
 
 class Teaching:

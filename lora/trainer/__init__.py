@@ -21,5 +21,4 @@ checks          what holds when a run begins
 caps            settings that do less than they say, and why
 fit             a limit of memory → the settings that stay below it
 memory          what a run takes of the host and of each device
-rehearsal       how long a step takes
 """

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.arrays import write
-from pyggml.graph.dtypes import F32
-from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.data import WindowBatch
+from pyggml.lora.objectives.objective import Leaves
 from pyggml.models import Net, balance_loss, expert_load
 from pyggml.ops import add, mul, scale
 
@@ -18,7 +18,7 @@ LOAD, BALANCE = "expert_load", "balance_loss"  # outputs of a graph
 
 
 @dataclass(frozen=True, slots=True)
-class BalanceLeaves:
+class BalanceLeaves(Leaves):
     """The leaves by which a batch of T tokens counts.
 
     share    (T,) each token's part of the batch; 0 where it only fills up a window
@@ -30,9 +30,7 @@ class BalanceLeaves:
 
     @classmethod
     def empty(cls, n_tokens: int) -> BalanceLeaves:
-        leaves = zeros((n_tokens,), F32, "share"), zeros((), F32, "batch weight")
-        put_together(*leaves)
-        return cls(*leaves)
+        return cls.of_shapes(share=(n_tokens,), weight=())
 
     def outputs(self, net: Net, loss: Tensor, factor: float) -> dict[str, Tensor]:
         """The loss plus factor · that of the routers, and what a report needs; {} without these."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 
 from pyggml import gguf
-from pyggml.errors import CheckpointError, ConfigError, PyggmlError, first_names
+from pyggml.errors import CheckpointError, ConfigError, PyggmlError, cause_of, first_names
 from pyggml.files import open_regular
 from pyggml.gguf.parse import MAGIC
 from pyggml.lora.optim import OPTIMISERS
@@ -173,7 +173,7 @@ def hold(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be made: {error.strerror or error}") from error
+        raise CheckpointError(f"{folder}: cannot be made: {cause_of(error)}") from error
     try:
         with lock.hold(folder):
             yield

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyggml.backends.cpu import pages
-from pyggml.errors import CheckpointError, Fault
+from pyggml.errors import CheckpointError, Fault, cause_of
 from pyggml.gguf.identity import Identity, identity
 from pyggml.graph.arrays import read
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
@@ -128,7 +128,7 @@ def older_identity(paths: Iterable[Path]) -> str:
                 file.seek(max(n - _EDGE, 0))
                 digest.update(file.read(_EDGE))
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise CheckpointError(f"{path}: cannot be read: {cause_of(error)}") from error
         size += n
     return f"{size} bytes, {digest.hexdigest()[:32]}"
 

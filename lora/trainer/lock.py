@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 
-from pyggml.errors import PyggmlError
+from pyggml.errors import PyggmlError, cause_of
 from pyggml.files import behind_links
 from pyggml.files.locks import try_lock
 from pyggml.files.own import BINARY, NO_LINK, NO_WAIT, has_one_name
@@ -89,7 +89,7 @@ def _open(path: Path) -> int:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK | NO_WAIT | BINARY, 0o666)
     except OSError as error:
-        reason = "it is a link" if path.is_symlink() else error.strerror or error
+        reason = "it is a link" if path.is_symlink() else cause_of(error)
         raise PyggmlError(f"{path}: cannot be made: {reason}") from error
     status = os.fstat(handle)
     is_ours = has_one_name(status) or not status.st_nlink  # who held it has just removed it

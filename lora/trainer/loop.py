@@ -15,7 +15,6 @@ import pyggml
 from pyggml.lora.trainer.bound import BoundRun
 from pyggml.lora.trainer.checks import check_alike
 from pyggml.lora.trainer.divergence import MAKES_NO_NUMBERS, MAY_BE_TOO_HIGH
-from pyggml.lora.trainer.rehearsal import seconds_a_step
 from pyggml.lora.trainer.reports import Callback, StepReport, ValidationReport, to_each
 from pyggml.lora.trainer.validation import margin
 
@@ -80,7 +79,11 @@ class Trainer(BoundRun):
         Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
         """
         self._begin()
-        return seconds_a_step(self._step, self._windows, self.corpus.train, self.n_first)
+        for _ in range(self.n_first):
+            self._step()
+        train, windows = self.corpus.train, self._windows()
+        share = train.n_computed() / len(train) * len(windows) / train.n_computed(windows)
+        return self._step().seconds * share
 
     def _step(self) -> StepReport:
         began = perf_counter()

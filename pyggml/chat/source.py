@@ -23,7 +23,7 @@ from typing import Any
 
 from pyggml import gguf
 from pyggml.chat.template import MOST_SOURCE, ChatTemplate, Message, read_names
-from pyggml.errors import TemplateError, suggestion
+from pyggml.errors import TemplateError, cause_of, suggestion
 from pyggml.files import open_regular
 from pyggml.tokenizer import Tokenizer
 from pyggml.tokenizer.metadata import INPUTS, TEMPLATE, TOOL_USE, Metadata, template_in
@@ -167,7 +167,7 @@ def _choose(tokenizer: Tokenizer, name: str) -> _Choice:
         names = (MODEL, *filter(None, tokenizer.chat_templates), *BUILT_IN)
         raise TemplateError(
             f"{name}: is no chat template, wanted one of {', '.join(names)}, or a file "
-            f"({getattr(error, 'strerror', None) or error}){suggestion(name, names)}"
+            f"({cause_of(error)}){suggestion(name, names)}"
         ) from None
     with gguf.open(path) as opened:
         metadata = Metadata({key: opened.get(key) for key in opened.metadata})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.errors import ConfigError, DataError, NotFiniteError
+from pyggml.errors import ConfigError, DataError, NotFiniteError, cause_of
 from pyggml.files import open_regular
 from pyggml.graph import Graph
 from pyggml.lab.linear import exact
@@ -81,7 +81,7 @@ def _pieces(text: str | Path) -> Iterator[str]:
                     rest = ""
         yield rest + decoder.decode(b"", final=True)
     except OSError as error:
-        raise DataError(f"{text}: cannot be read: {error.strerror or error}") from None
+        raise DataError(f"{text}: cannot be read: {cause_of(error)}") from None
     except ValueError as error:  # UnicodeDecodeError, and NUL in a path
         raise DataError(f"{text}: is no text in UTF-8: {error}") from None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, cause_of
 from pyggml.files import new_folder, read_bytes
 from pyggml.files.json_text import DECODER, reason_of
 from pyggml.files.safe_tensors import FLOATS, StoredTensor, stored_tensors
@@ -133,7 +133,7 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         settings = DECODER.decode(read_bytes(path, _MOST_SETTINGS).decode("utf-8"))
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise ModelError(f"{path}: cannot be read: {cause_of(error)}") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is no JSON: {reason_of(error)}") from None
     if not isinstance(settings, dict):
@@ -190,7 +190,7 @@ def _tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.nda
     try:
         stored = stored_tensors(path, 4 * n_numbers + (1 << 16))
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise ModelError(f"{path}: cannot be read: {cause_of(error)}") from None
     except ValueError as error:
         raise ModelError(f"{path}: is no safetensors file: {error}") from None
     faults = [f"tensor {brief(name)} is not known" for name in stored if name not in shapes]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyggml.chat import ChatEncoder, ChatTemplate, Message, answer_ending
 from pyggml.chat.words import ALPACA
-from pyggml.errors import DataError
+from pyggml.errors import DataError, cause_of
 from pyggml.files import open_regular, replacing
 from pyggml.generation import CacheType, Completion, Piece, Sampling, Session
 from pyggml.model import Model
@@ -204,8 +204,7 @@ class Conversation:
         try:
             before = _rows_before(path)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(f"{path}: cannot be read: {reason}") from None
+            raise DataError(f"{path}: cannot be read: {cause_of(error)}") from None
         if before and not before.endswith(b"\n"):
             before += b"\n"
         line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"

@@ -20,7 +20,7 @@ from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import written_kind
 from pyggml.cli.terminal.options import ListType, Names, Patterns, Size
-from pyggml.errors import ConfigError, suggestion
+from pyggml.errors import ConfigError, cause_of, suggestion
 from pyggml.files import open_regular, replacing
 
 _MOST_BYTES, _DEEPEST = 256 << 10, 5
@@ -202,8 +202,7 @@ def _text(path: Path) -> str:
         with open_regular(path) as file:
             raw = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+        raise ConfigError(f"{path}: cannot be read: {cause_of(error)}") from None
     if len(raw) > _MOST_BYTES:
         raise ConfigError(f"{path}: has more than {_MOST_BYTES >> 10} KiB, wanted settings")
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from pyggml import load
 from pyggml.cli.commands.inspect.sections import CellTable, ReportSection
 from pyggml.cli.terminal.show import plural
-from pyggml.errors import ConfigError, PyggmlError
+from pyggml.errors import ConfigError, PyggmlError, cause_of
 from pyggml.files import open_regular
 from pyggml.graph.arrays import read
 from pyggml.look.draw import heat
@@ -45,7 +45,7 @@ def read_text(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int)
         with open_regular(text) as file:
             words = file.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError as error:
-        raise ConfigError(f"{text}: cannot be opened: {error.strerror or error}") from None
+        raise ConfigError(f"{text}: cannot be opened: {cause_of(error)}") from None
     ids = model.tokenizer.encode(words, add_special=True)
     most = min(ctx, model.config.n_ctx)
     if len(ids) < 2:

@@ -28,7 +28,7 @@ from pyggml.cli.web.report.series import (
     final_and_best,
     overlay,
 )
-from pyggml.errors import ConfigError, PyggmlError
+from pyggml.errors import ConfigError, PyggmlError, cause_of
 from pyggml.files.json_text import finite
 from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
@@ -60,7 +60,7 @@ class Runs:
         try:
             files = list(self.folder.iterdir())
         except OSError as error:
-            raise ApiError(410, f"{self.folder}: cannot be read: {error.strerror}") from None
+            raise ApiError(410, f"{self.folder}: cannot be read: {cause_of(error)}") from None
         changed: dict[str, float] = {}
         for path in files:
             if not path.is_file():  # a folder, or a pipe that would block

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pyggml.chat.messages import BadValue
-from pyggml.errors import DataError
+from pyggml.errors import DataError, cause_of
 from pyggml.files import first_hole, open_regular
 from pyggml.lora.data.formats.packed import PARQUET_MAGIC, packing, unpack
 from pyggml.lora.data.records.rows import RowPlace
@@ -44,8 +44,7 @@ def open_bytes(path: Path) -> BufferedReader:
     try:
         file = open_regular(path)  # a pipe cannot be read twice, a device may never end
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read: {reason}") from error
+        raise DataError(f"{path}: cannot be read: {cause_of(error)}") from error
     start = file.peek(4)[:4]
     hole = None if start == PARQUET_MAGIC or packing(start) else first_hole(file)
     if hole is not None:

@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 
 from pyggml.chat.messages import BadValue
-from pyggml.errors import DataError
+from pyggml.errors import DataError, cause_of
 from pyggml.lora.data.formats.packed import PARQUET_MAGIC, packing
 from pyggml.lora.data.formats.source import HEAD_BYTES, MOST_BYTES, head
 from pyggml.lora.data.reading.files import format_of, records
@@ -166,7 +166,7 @@ def _copy(device: int, inode: int, path: Path) -> Path:
             to.write(_beginning(pipe, path))
             shutil.copyfileobj(pipe, to)
     except OSError as error:
-        raise DataError(f"{path}: cannot be copied to {copy}: {error.strerror}") from error
+        raise DataError(f"{path}: cannot be copied to {copy}: {cause_of(error)}") from error
     return copy
 
 

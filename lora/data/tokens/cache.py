@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.errors import DataError, GGUFError, PyggmlError
+from pyggml.errors import DataError, GGUFError, PyggmlError, cause_of
 from pyggml.files import open_regular, replacing
 from pyggml.graph.dtypes import F32, I8, I32, I64, DType
 from pyggml.lora.data.formats.source import open_bytes
@@ -157,8 +157,7 @@ class TokenCache:
             with open_bytes(path) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(f"{path}: cannot be read: {reason}") from error
+            raise DataError(f"{path}: cannot be read: {cause_of(error)}") from error
         if now - path.stat().st_mtime > _SETTLED and _about(path) == about:
             with suppress(OSError, PyggmlError):  # then the next run reads the file again
                 self.folder.mkdir(parents=True, exist_ok=True)

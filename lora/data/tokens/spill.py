@@ -14,7 +14,7 @@ from typing import IO
 
 import numpy as np
 
-from pyggml.errors import PyggmlError
+from pyggml.errors import PyggmlError, cause_of
 
 _IN_MEMORY = 4 << 20  # bytes of an array up to which it lies in memory
 BLOCK = 1 << 18  # numbers that a pass over an array takes at a time
@@ -102,4 +102,4 @@ def _reserve(file: IO[bytes], n_bytes: int, folder: Path | None) -> None:
 
 def _no_room(folder: Path | None, error: OSError) -> PyggmlError:
     where = folder or tempfile.gettempdir()
-    return PyggmlError(f"{where}: tokens cannot be written there: {error.strerror or error}")
+    return PyggmlError(f"{where}: tokens cannot be written there: {cause_of(error)}")
