@@ -19,7 +19,7 @@ import numpy as np
 
 from pyggml.errors import ConfigError, DataError, ShapeError
 from pyggml.graph.tensor import leaf
-from pyggml.lab.linear import check_head, exact, head_counts, matrix_columns
+from pyggml.lab.linear import check_block, check_head, exact, head_counts, matrix_columns, refusal
 from pyggml.lab.passages import activations_of
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
@@ -96,10 +96,8 @@ def steering(model: Model, vector: np.ndarray, layer: int, texts: Sequence[Ids])
         raise ShapeError(f"the vector has shape {v.shape}, wanted ({model.config.n_embd},), finite")
     model, module = exact(model), down(model, layer)
     if not _adds_as_it_is(model, layer):
-        raise ConfigError(
-            f"block {layer} of {model.config.architecture} changes what its feed-forward adds: a "
-            "control vector is exact"
-        )
+        fault = "changes what its feed-forward adds: a control vector is exact"
+        raise refusal(model, layer, fault)
     x = neurons_of(model, layer, texts)
     if len(x) < 5:
         raise DataError(f"the texts have {len(x)} tokens, wanted 5 at least")
@@ -125,12 +123,9 @@ def neurons_of(model: Model, layer: int, texts: Sequence[Ids]) -> np.ndarray:
 def down(model: Model, layer: int) -> str:
     """The last module of a block's feed-forward. ConfigError for a block that lacks one."""
     module = f"blk.{layer}.ffn_down"
-    if not 0 <= layer < model.config.n_layer:
-        raise ConfigError(f"there is no block {layer} among the model's {model.config.n_layer}")
+    check_block(model, layer)
     if f"{module}.weight" not in model.parts.weights:
-        raise ConfigError(
-            f"block {layer} of {model.config.architecture} has no feed-forward with one last matrix"
-        )
+        raise refusal(model, layer, "has no feed-forward with one last matrix")
     return module
 
 

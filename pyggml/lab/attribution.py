@@ -7,7 +7,6 @@ from math import isnan
 
 import numpy as np
 
-from pyggml.errors import ConfigError
 from pyggml.lab.linear import (
     Branch,
     back_through,
@@ -15,6 +14,7 @@ from pyggml.lab.linear import (
     exact,
     head_counts,
     norm_weight,
+    refusal,
     refuse_between,
     refuse_turns,
 )
@@ -196,10 +196,8 @@ def _scale_behind(model: Model, layer: int, kind: str, y: np.ndarray) -> np.ndar
     for norm in branch.after:
         if not isinstance(norm, RmsNorm):
             name = norm.name if isinstance(norm, Norm) else type(norm).__name__
-            raise ConfigError(
-                f"block {layer} of {model.config.architecture} has {name} behind its branch, so "
-                "that the branch is no sum over heads or neurons"
-            )
+            why = "so that the branch is no sum over heads or neurons"
+            raise refusal(model, layer, f"has {name} behind its branch, {why}")
         x = y.astype(np.float64) * scale
         w = norm_weight(model, norm, f"blk.{layer}.")
         scale = scale * w / np.sqrt(np.mean(x * x) + norm.eps)
@@ -219,7 +217,4 @@ def _branch_of(model: Model, layer: int, kind: str) -> Branch:
     for b in _parts_of(model, layer, ending):
         if full in b.part.tensors(f"blk.{layer}."):
             return b
-    raise ConfigError(
-        f"block {layer} of {model.config.architecture} adds {ending} in a way of its own, which is "
-        "not split"
-    )
+    raise refusal(model, layer, f"adds {ending} in a way of its own, which is not split")

@@ -19,6 +19,7 @@ from pyggml.errors import ConfigError, NotFiniteError
 from pyggml.graph.arrays import read
 from pyggml.graph.tensor import Tensor
 from pyggml.lab.linear import exact, head_counts
+from pyggml.look.lens import log_softmax
 from pyggml.model import Model
 from pyggml.models import LoraPair
 from pyggml.models.texts import Ids
@@ -100,10 +101,8 @@ def weight_errors(base: Model, other: Model) -> list[WeightError]:
         for a, b in zip(_parts(w), _parts(v), strict=True):
             _check_finite(name, a, b)
             d = b.astype(np.float64) - a
-            squares, whole = (
-                squares + float(np.sum(d * d)),
-                whole + float(np.sum(np.square(a, dtype=np.float64))),
-            )
+            squares += float(np.sum(d * d))
+            whole += float(np.sum(np.square(a, dtype=np.float64)))
             largest = max(largest, float(np.abs(d).max()))
         error = float(np.sqrt(squares / whole)) if whole else float("inf") if squares else 0.0
         errors.append(WeightError(name, (w.dtype.name, v.dtype.name), error, largest))
@@ -147,10 +146,10 @@ def compare_runs(base: Model, other: Model, ids: Ids, *patterns: str) -> RunDiff
     runs, logits = [], []
     for model in (exact(base), exact(other)):
         with model.trace(*(patterns or ("blk.*.out",))) as t:
-            logits.append(model.logits(ids).astype(np.float64))
+            logits.append(model.logits(ids))
         runs.append({name: t[name] for name in t.names if len(t[name]) == len(ids)})
     errors = np.array([_relative(runs[1][name], x) for name, x in runs[0].items()])
-    p, q = map(_log_softmax, logits)
+    p, q = map(log_softmax, logits)
     agree = logits[0].argmax(axis=1) == logits[1].argmax(axis=1)
     return RunDifference((*runs[0],), errors, (np.exp(p) * (p - q)).sum(axis=1), agree)
 
@@ -282,8 +281,3 @@ def _relative(x: np.ndarray, base: np.ndarray) -> np.ndarray:
     size = np.linalg.norm(base.astype(np.float64).reshape(len(x), -1), axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(d == 0, 0.0, d / size)
-
-
-def _log_softmax(z: np.ndarray) -> np.ndarray:
-    z = z - z.max(axis=1, keepdims=True)
-    return np.asarray(z - np.log(np.exp(z).sum(axis=1, keepdims=True)))

@@ -43,6 +43,7 @@ from pyggml.lab.linear import (
     exact,
     head_counts,
     matrix_columns,
+    refusal,
     refuse_between,
     refuse_turns,
 )
@@ -194,18 +195,12 @@ def _check_block(model: Model, layer: int) -> None:
     parts = block.parts if isinstance(block, Chain) else ()
     kinds = [p.body.branch if isinstance(p, Residual) else "" for p in parts]
     if kinds != ["attn_out", "ffn_out"]:
-        raise ConfigError(
-            f"block {layer} of {model.config.architecture} is not attention, then feed-forward"
-        )
+        raise refusal(model, layer, "is not attention, then feed-forward")
     if sum(b.part.branch == "attn_out" for b in branches(block)) > 1:
-        raise ConfigError(
-            f"block {layer} of {model.config.architecture} has more than heads in its first branch"
-        )
+        raise refusal(model, layer, "has more than heads in its first branch")
     if any(b.after for b in branches(block)):
-        raise ConfigError(
-            f"block {layer} of {model.config.architecture} has a norm behind its branches, so that "
-            "what a head adds depends on the others"
-        )
+        why = "so that what a head adds depends on the others"
+        raise refusal(model, layer, f"has a norm behind its branches, {why}")
     attention_branch(model, layer)
     refuse_between(model, layer)
 

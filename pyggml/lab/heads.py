@@ -30,6 +30,7 @@ from pyggml.lab.linear import (
     norm_weight,
     pass_norm,
     read_norm,
+    refusal,
     refuse_between,
     unembed,
 )
@@ -83,10 +84,7 @@ def ov_circuit(model: Model, layer: int, head: int) -> Factored:
     branch, part = attention_branch(model, layer)
     refuse_between(model, layer)
     if part.v_norm is not None:
-        raise ConfigError(
-            f"block {layer} of {model.config.architecture} normalises values, so that no matrix "
-            "makes them"
-        )
+        raise refusal(model, layer, "normalises values, so that no matrix makes them")
     at, h = f"blk.{layer}.", part.heads
     left = _reading(model, branch, part, at, "v", head // (h.n // h.n_kv))
     right = matrix_columns(model, f"{at}attn_output", head * h.value_size, h.value_size)

@@ -180,16 +180,26 @@ def head_counts(model: Model) -> list[int]:
     return counts
 
 
+def refusal(model: Model, layer: int, fault: str) -> ConfigError:
+    """The error of a block that is, or does, what a question cannot be put to."""
+    return ConfigError(f"block {layer} of {model.config.architecture} {fault}")
+
+
+def check_block(model: Model, layer: int) -> None:
+    """ConfigError for a block that the model lacks."""
+    if not 0 <= layer < model.config.n_layer:
+        raise ConfigError(f"there is no block {layer} among the model's {model.config.n_layer}")
+
+
 def check_head(model: Model, layer: int, head: int) -> None:
     """ConfigError for a block or a head that the model lacks."""
     for name, number in (("layer", layer), ("head", head)):
         if not isinstance(number, int | np.integer):
             raise ConfigError(f"{name} is {number!r:.60}, wanted a whole number")
     counts = head_counts(model)
-    if not 0 <= layer < len(counts):
-        raise ConfigError(f"there is no block {layer} among the model's {len(counts)}")
+    check_block(model, layer)
     if not counts[layer]:
-        raise ConfigError(f"block {layer} of {model.config.architecture} has no attention heads")
+        raise refusal(model, layer, "has no attention heads")
     if not 0 <= head < counts[layer]:
         raise ConfigError(f"block {layer} has no head {head} among its {counts[layer]}")
 
@@ -203,10 +213,7 @@ def attention_branch(model: Model, layer: int) -> tuple[Branch, Attention]:
     for b in branches(model.parts.decoder.blocks[layer]):
         if isinstance(b.part, Attention) and type(b.part) in (Attention, GatedOutput):
             return b, b.part
-    raise ConfigError(
-        f"block {layer} of {model.config.architecture} has attention whose heads have no matrices "
-        "of their own"
-    )
+    raise refusal(model, layer, "has attention whose heads have no matrices of their own")
 
 
 def refuse_between(model: Model, layer: int) -> None:
@@ -215,11 +222,9 @@ def refuse_between(model: Model, layer: int) -> None:
         if isinstance(b.part, Attention):
             gated = type(b.part) not in (Attention, SharedKeys)
             if gated or b.part.out_norm is not None:
-                raise ConfigError(
-                    f"block {layer} of {model.config.architecture} has a "
-                    f"{'gate' if gated else 'norm'} between its heads and their output matrix, so "
-                    "that what a head adds is no product of it alone"
-                )
+                what = f"a {'gate' if gated else 'norm'} between its heads and their output matrix"
+                why = "so that what a head adds is no product of it alone"
+                raise refusal(model, layer, f"has {what}, {why}")
 
 
 def refuse_turns(model: Model) -> None:

@@ -64,6 +64,11 @@ def windows_of(model: Model, text: Text, n_window: int = 128) -> Iterator[np.nda
         yield np.array(before + held, np.int32)
 
 
+def whole_windows(model: Model, text: Text, n_window: int) -> Iterator[np.ndarray]:
+    """Those of `windows_of` that have n_window tokens."""
+    return (w for w in windows_of(model, text, n_window) if len(w) == n_window)
+
+
 def _pieces(text: str | Path) -> Iterator[str]:
     """A string whole; a file in pieces that end with a line, where it has lines."""
     if isinstance(text, str):

@@ -25,6 +25,7 @@ from pyggml.eager.value import Value, tensor
 from pyggml.errors import ConfigError, DataError, ShapeError
 from pyggml.lab.as_adapter import down, neurons_of, update
 from pyggml.lab.linear import exact
+from pyggml.look.lens import log_softmax as log_probs
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs
 from pyggml.models.edits import At
@@ -165,7 +166,5 @@ def _seek(
 
 def _probability(model: Model, whole: np.ndarray, answer: np.ndarray) -> float:
     """Of the wanted tokens at the end of a text, the last of which the text has not."""
-    z = model.logits(whole)[-len(answer) :].astype(np.float64)
-    z -= z.max(axis=1, keepdims=True)
-    logs = z[np.arange(len(answer)), answer] - np.log(np.exp(z).sum(axis=1))
+    logs = log_probs(model.logits(whole)[-len(answer) :])[np.arange(len(answer)), answer]
     return float(np.exp(logs.sum()))

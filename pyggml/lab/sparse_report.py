@@ -8,7 +8,7 @@ import numpy as np
 
 from pyggml.errors import DataError
 from pyggml.lab.linear import exact
-from pyggml.lab.passages import Text, activations_of, windows_of
+from pyggml.lab.passages import Text, activations_of, whole_windows
 from pyggml.lab.sparse import SparseCoder
 from pyggml.look.lens import token_losses
 from pyggml.model import Model
@@ -61,8 +61,7 @@ def assess_coder(
     fewer windows, ConfigError for a coder of activations that the model has not.
     """
     model = exact(model)
-    whole = (w for w in windows_of(model, text, n_window) if len(w) == n_window)
-    windows = [*islice(whole, n_windows)]
+    windows = [*islice(whole_windows(model, text, n_window), n_windows)]
     if not windows or len(windows) < n_windows:
         raise DataError(f"the text has {len(windows)} windows of {n_window} tokens, wanted more")
     l0, explained, active = _fit(model, coder, windows)

@@ -34,7 +34,7 @@ from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.lab.linear import exact
-from pyggml.lab.passages import Passage, Text, activations_of, windows_of
+from pyggml.lab.passages import Passage, Text, activations_of, whole_windows
 from pyggml.look.lens import predict_from
 from pyggml.model import Model
 from pyggml.ops import add, cross_entropy_loss, mul_mat
@@ -181,8 +181,7 @@ def train_tuned_lens(
                           "more, and above 0")  # fmt: skip
     if c.n_layer < 2:
         raise ConfigError("the model has one block, wanted two: the last needs no map")
-    whole = (w for w in windows_of(model, text, n_window) if len(w) == n_window)
-    held = [*islice(whole, n_held_out)]
+    held = [*islice(whole_windows(model, text, n_window), n_held_out)]
     if len(held) < n_held_out:
         raise DataError(f"the text has {len(held)} windows of {n_window} tokens, wanted more than "
                         f"the {n_held_out} held out")  # fmt: skip
@@ -202,10 +201,9 @@ def _learning_windows(
     """The whole windows after those held out, again and again."""
     while True:
         empty = True
-        for window in islice(windows_of(model, text, n_window), n_held_out, None):
-            if len(window) == n_window:
-                empty = False
-                yield window
+        for window in islice(whole_windows(model, text, n_window), n_held_out, None):
+            empty = False
+            yield window
         if empty:
             raise DataError(
                 f"the text has no window of {n_window} tokens beside the {n_held_out} held out"

@@ -137,11 +137,11 @@ def choices(logits: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     return best, np.exp(np.stack(logs))
 
 
-def log_softmax(row: np.ndarray) -> np.ndarray:
-    """log p of one row of logits (n_vocab,), float64."""
-    z = row.astype(np.float64)
-    z -= z.max()
-    return np.asarray(z - np.log(np.exp(z).sum()))
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """log p of logits (…, n_vocab), float64."""
+    z = logits.astype(np.float64)
+    z -= z.max(axis=-1, keepdims=True)
+    return np.asarray(z - np.log(np.exp(z).sum(axis=-1, keepdims=True)))
 
 
 @of_texts
