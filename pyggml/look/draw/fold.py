@@ -6,7 +6,7 @@ beside its forward nodes.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,13 +59,8 @@ def sections(graph: Graph, folded: bool = True) -> list[Section]:
     for i in sorted(parts):
         part, last = parts[i], merged[-1] if merged else None
         inside = _BEFORE < i < behind
-        if (
-            folded
-            and last
-            and inside
-            and parts[i - 1].key == part.key
-            and last.title.startswith("block")
-        ):
+        is_same = folded and inside and parts[i - 1].key == part.key
+        if is_same and last and last.title.startswith("block"):
             title = f"blocks {last.first} to {i}"
             merged[-1] = replace(last, title=title, n=last.n + 1)
             continue
@@ -134,8 +129,4 @@ def _backward(
 
 def op_counts(nodes: Sequence[Tensor]) -> list[tuple[str, int]]:
     """How often each op occurs, in the order of first use; views, which run nothing, left out."""
-    counts: dict[str, int] = {}
-    for t in nodes:
-        if t.op is not None and has_kernel(t):
-            counts[t.op.name] = counts.get(t.op.name, 0) + 1
-    return list(counts.items())
+    return [*Counter(t.op.name for t in nodes if t.op is not None and has_kernel(t)).items()]

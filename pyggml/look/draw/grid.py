@@ -22,15 +22,11 @@ _CELL = (26.0, 20.0)  # width and height
 _MARGIN, _LETTER, _LEAST_WIDTH = 12.0, 6.6, 330.0
 
 
-def _variables(colours: Sequence[str]) -> str:
-    return " ".join(f"--s{i}: {c};" for i, c in enumerate(colours))
-
-
 STYLE = (
     svg.STYLE
     + f"""
-.drawn {{ --alarm: #d3166b; {_variables(_LIGHT)} }}
-@media (prefers-color-scheme: dark) {{ .drawn {{ --alarm: #ff6b9d; {_variables(_DARK)} }} }}
+.drawn {{ --alarm: #d3166b; {svg.variables("s", _LIGHT)} }}
+@media (prefers-color-scheme: dark) {{ .drawn {{ --alarm: #ff6b9d; {svg.variables("s", _DARK)} }} }}
 {" ".join(f".drawn .s{i} {{ fill: var(--s{i}); }}" for i in range(N_COLOURS))}
 .drawn .sx {{ fill: var(--alarm); }}
 """

@@ -11,6 +11,7 @@ from math import isfinite, log10
 
 import numpy as np
 
+from pyggml.look.draw import svg
 from pyggml.look.draw.ticks import linear_labels, linear_ticks, log_labels, log_ticks
 
 _DECADES = 6.0  # of a logarithmic scale, at most: what is less has the lowest colour
@@ -21,16 +22,10 @@ _DARK = ["#3b2a5c", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44b
          "#e6e11f"]
 # fmt: on
 N_LEVELS = len(_LIGHT)
-
-
-def _variables(colours: list[str]) -> str:
-    return " ".join(f"--h{i}: {c};" for i, c in enumerate(colours))
-
-
 SCALE_STYLE = f"""
-.drawn {{ --zero: #e6e8ec; --alarm: #d3166b; {_variables(_LIGHT)} }}
+.drawn {{ --zero: #e6e8ec; --alarm: #d3166b; {svg.variables("h", _LIGHT)} }}
 @media (prefers-color-scheme: dark) {{
-  .drawn {{ --zero: #2b313b; --alarm: #ff6b9d; {_variables(_DARK)} }} }}
+  .drawn {{ --zero: #2b313b; --alarm: #ff6b9d; {svg.variables("h", _DARK)} }} }}
 {" ".join(f".drawn .h{i} {{ fill: var(--h{i}); }}" for i in range(N_LEVELS))}
 .drawn .hz {{ fill: var(--zero); }} .drawn .hn {{ fill: var(--alarm); }}
 """

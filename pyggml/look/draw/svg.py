@@ -32,6 +32,13 @@ svg.drawn { --paper: #ffffff; --ink: #1c2330; --faint: #5d6674; --line: #8a94a3;
 .drawn rect.lane.backward { fill: var(--backward); }
 .drawn rect.lane.scratch { fill: var(--scratch); }
 """
+
+
+def variables(letter: str, colours: Iterable[str]) -> str:
+    """A style's variables for the classes of a scale, which have this letter: --s0, --s1, …"""
+    return " ".join(f"--{letter}{i}: {c};" for i, c in enumerate(colours))
+
+
 _ARROW = (
     '<marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto-start-reverse"><path d="M0 0L8 4L0 8" /></marker>'

@@ -13,22 +13,22 @@ from typing import Protocol
 
 import numpy as np
 
+from pyggml.look.draw.svg import variables
+
 LEVELS = (0.25, 0.5, 1.0, 2.0, 3.0, 4.5, 6.0, 8.0)  # losses at which the colour changes
-_LIGHT = ["#ffffff", "#fff7e0", "#ffedc2", "#ffdf9e", "#ffcc80", "#ffb56e", "#ff9d6b", "#ff8a75"]
-_DARK = ["#14181f", "#262018", "#38291a", "#4c311b", "#61381c", "#77401f", "#8d4524", "#a1482e"]
+# fmt: off
+_LIGHT = ["#ffffff", "#fff7e0", "#ffedc2", "#ffdf9e", "#ffcc80", "#ffb56e", "#ff9d6b", "#ff8a75",
+          "#ff7a85"]
+_DARK = ["#14181f", "#262018", "#38291a", "#4c311b", "#61381c", "#77401f", "#8d4524", "#a1482e",
+         "#b5423f"]
+# fmt: on
 _SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
-
-
-def _variables(colours: Sequence[str], last: str) -> str:
-    return " ".join(f"--t{i}: {c};" for i, c in enumerate([*colours, last]))
-
-
 STYLE = f"""
-.tokens {{ --ink: #1c2330; --faint: #66707f; {_variables(_LIGHT, "#ff7a85")}
+.tokens {{ --ink: #1c2330; --faint: #66707f; {variables("t", _LIGHT)}
   color: var(--ink); font: 15px/1.9 ui-monospace, "Cascadia Mono", Menlo, monospace;
   white-space: pre-wrap; overflow-wrap: anywhere; }}
 @media (prefers-color-scheme: dark) {{
-  .tokens {{ --ink: #f2f4f8; --faint: #9aa5b4; {_variables(_DARK, "#b5423f")} }} }}
+  .tokens {{ --ink: #f2f4f8; --faint: #9aa5b4; {variables("t", _DARK)} }} }}
 {" ".join(f".tokens .t{i} {{ background: var(--t{i}); }}" for i in range(len(LEVELS) + 1))}
 .tokens span {{ padding: 3px 0; border-radius: 3px; }}
 .tokens .masked {{ color: var(--faint); text-decoration: underline dotted; }}
