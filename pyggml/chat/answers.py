@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
+from pyggml.chat.calls import probe_tool
 from pyggml.chat.marks import MARK
 from pyggml.chat.template import REASONING, ChatTemplate, Message, Tools
 from pyggml.chat.words import flat, map_words, words_of
@@ -33,14 +34,7 @@ _TAG = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
 # A text up to a tag that white space, another tag or nothing follows.
 _MARK_ALONE = re.compile(r".*?(?:<[^<>]*>|\[[^\[\]]*\])(?=\s|[<\[]|$)", re.DOTALL)
 _SAID = "an answer"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "a",
-        "description": "b",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
+_TOOL = probe_tool("a", "b", {})
 _ESCAPED_MARK = "\\ufdd2"
 _REWRITTEN = ("tool_calls", *REASONING)
 
@@ -166,9 +160,8 @@ class _Probes:
             {"role": ASSISTANT, "content": probes[i]} if i in probes else message
             for i, message in enumerate(self.messages)
         ]
-        try:
-            rest = self.template.render(changed, self.tools)
-        except TemplateError:
+        rest = self.template.try_render(changed, self.tools)
+        if rest is None:
             return None
         parts = []
         for probe in probes.values():
@@ -342,12 +335,10 @@ class _Probes:
         if i < 0:
             return None
         messages = [*self.messages[:n]]
-        try:
-            text = self.template.render(messages, self.tools, add_generation_prompt=asks)
-            changed = [*messages]
-            changed[i] = map_words(messages[i], partial(_mark_end, where))
-            marked = self.template.render(changed, self.tools, add_generation_prompt=asks)
-        except TemplateError:
+        changed = [*messages]
+        changed[i] = map_words(messages[i], partial(_mark_end, where))
+        text, marked = (self.template.try_render(m, self.tools, asks) for m in (messages, changed))
+        if text is None or marked is None:
             return None
         parts = marked.replace(_ESCAPED_MARK, MARK).split(MARK)
         if len(parts) == 1 or "".join(parts) != text:
@@ -365,11 +356,8 @@ class _Probes:
 
     def _prefix(self, messages: Sequence[Message], asks: bool) -> str | None:
         """The rendering of these first messages, if the text begins with it."""
-        try:
-            text = self.template.render(messages, self.tools, add_generation_prompt=asks)
-        except TemplateError:
-            return None
-        return text if self.text.startswith(text) else None
+        text = self.template.try_render(messages, self.tools, asks)
+        return text if text is not None and self.text.startswith(text) else None
 
 
 def _mark_end(mark: str, text: str, where: str) -> str:

@@ -22,6 +22,13 @@ def probe_call(i: int = 0) -> dict[str, Any]:
     return {"id": f"zqid1234{i}", "type": "function", "function": function}
 
 
+def probe_tool(name: str, about: str, properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A tool whose parameters have these properties, and what `more` of its schema says."""
+    parameters = {"type": "object", "properties": properties, **more}
+    function = {"name": name, "description": about, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """as_text: arguments are their JSON. empty: the content beside calls where it has no word; ""
@@ -59,14 +66,8 @@ class Form:
         asked = {"role": "user", "content": "zqasked"}
         calling = self.write({"role": "assistant", "content": "", "tool_calls": [probe_call()]})
         try:
-            text = render(
-                {
-                    "messages": [asked, calling],
-                    "tools": None,
-                    "documents": None,
-                    "add_generation_prompt": False,
-                }
-            )
+            inputs = {"tools": None, "documents": None, "add_generation_prompt": False}
+            text = render({"messages": [asked, calling], **inputs})
         except TemplateError:
             return False
         return all(word in text for word in (PROBE_NAME, _ARGUMENT, _VALUE)) and _REPR not in text

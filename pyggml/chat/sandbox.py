@@ -115,15 +115,13 @@ class _Measuring(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        count = nodes.Filter(nodes.Const(0), "_step", [], [], None, None)
+        count = _filter("_step", nodes.Const(0), node)
         node.body.insert(0, nodes.ExprStmt(count).set_lineno(node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return nodes.Filter(nodes.List(node.nodes), "_join_parts", [], [], None, None).set_lineno(
-            node.lineno
-        )
+        return _filter("_join_parts", nodes.List(node.nodes), node)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
@@ -136,13 +134,11 @@ class _Measuring(NodeTransformer):
         self.generic_visit(node)
         return _take(node) if isinstance(node.arg, nodes.Slice) else node
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
         return _take(node)
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _take(node)
+    visit_Dict = visit_List
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
@@ -154,19 +150,21 @@ class _Measuring(NodeTransformer):
         return node
 
 
+def _filter(name: str, value: nodes.Expr, at: nodes.Node) -> nodes.Filter:
+    """What a filter makes of a value, on the line of a node."""
+    made = nodes.Filter(value, name, [], [], None, None)
+    made.set_lineno(at.lineno)
+    return made
+
+
 def _wrap(node: nodes.Expr) -> nodes.Expr:
-    if isinstance(node, nodes.Const):
-        return node
-    call = nodes.Filter(node, "_charge", [], [], None, None)
-    call.set_lineno(node.lineno)
-    return call
+    """The same, whose weight is checked."""
+    return node if isinstance(node, nodes.Const) else _filter("_charge", node, node)
 
 
 def _take(node: nodes.Expr) -> nodes.Expr:
     """The same, whose result is measured."""
-    call = nodes.Filter(node, "_take", [], [], None, None)
-    call.set_lineno(node.lineno)
-    return call
+    return _filter("_take", node, node)
 
 
 # -- filters and functions ----------------------------------------------------------------------

@@ -15,13 +15,14 @@ pyggml.chat.inputs     a key of our own: further inputs of the template, a JSON 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from pyggml import gguf
+from pyggml.chat.calls import probe_tool
 from pyggml.chat.template import MOST_SOURCE, ChatTemplate, Message, read_names
 from pyggml.errors import TemplateError, cause_of, suggestion
 from pyggml.files import open_regular
@@ -105,7 +106,7 @@ def _built_in(name: str) -> Path:
 
 def write_alike(a: ChatTemplate, b: ChatTemplate) -> bool:
     """Whether two templates write short chats alike, those with tools too."""
-    return all(_text(a, *chat) == _text(b, *chat) for chat in _PROBES)
+    return all(a.try_render(*chat, True) == b.try_render(*chat, True) for chat in _PROBES)
 
 
 _PROBE: list[Message] = [
@@ -121,28 +122,13 @@ _CALLING: list[Message] = [
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "name": "look", "content": "seen", "tool_call_id": "a12345678"},
 ]
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look.",
-        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
-    },
-}
+_TOOL = probe_tool("look", "Look.", {"at": {"type": "string"}})
 _PROBES: tuple[tuple[list[Message], list[Any]], ...] = (
     (_PROBE, []),
     (_PROBE[1:], []),
     (_PROBE[1:], [_TOOL]),
     (_CALLING, [_TOOL]),
 )
-
-
-def _text(template: ChatTemplate, chat: Sequence[Message], tools: list[Any]) -> str | None:
-    """The chat up to an answer; None if the template refuses it."""
-    try:
-        return template.render(chat, tools, add_generation_prompt=True)
-    except TemplateError:
-        return None
 
 
 def _choose(tokenizer: Tokenizer, name: str) -> _Choice:

@@ -149,6 +149,15 @@ class ChatTemplate:
         }
         return self._render(inputs)
 
+    def try_render(
+        self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool = False
+    ) -> str | None:
+        """The same; None for messages that the template refuses."""
+        try:
+            return self.render(messages, tools, add_generation_prompt=add_generation_prompt)
+        except TemplateError:
+            return None
+
     def _render(self, given: Mapping[str, Any]) -> str:
         limits.SPENT.begin()
         try:

@@ -238,10 +238,7 @@ class _Lost:
         return text is None or self._mark(n) in text
 
     def _render(self, messages: Sequence[Message]) -> str | None:
-        try:
-            return self.template.render(messages, self.tools, add_generation_prompt=self.asks)
-        except TemplateError:
-            return None
+        return self.template.try_render(messages, self.tools, self.asks)
 
     def takes_thought(self, word: Word) -> bool:
         """Whether the template takes the thought out because others have spoken since.

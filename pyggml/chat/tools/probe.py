@@ -1,14 +1,13 @@
 """Which of the syntaxes a template has: that in which it writes a call that it is shown."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyggml.chat.calls import PROBE_ARGUMENTS, PROBE_NAME, probe_call
-from pyggml.chat.template import ChatTemplate, Message, Tools
+from pyggml.chat.calls import PROBE_ARGUMENTS, PROBE_NAME, probe_call, probe_tool
+from pyggml.chat.template import ChatTemplate, Message
 from pyggml.chat.tools.reader import calls_in
 from pyggml.chat.tools.syntax import BARE, SYNTAXES, CallSyntax
-from pyggml.errors import TemplateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +20,8 @@ class TemplateCalls:
 
 _VALUE = next(iter(PROBE_ARGUMENTS.values()))
 _ASKED: Message = {"role": "user", "content": "zqasked"}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": PROBE_NAME,
-        "description": "d",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                name: {"type": "string", "description": "d"} for name in PROBE_ARGUMENTS
-            },
-            "required": [],
-        },
-    },
-}
+_ARGUMENT = {"type": "string", "description": "d"}
+_TOOL = probe_tool(PROBE_NAME, "d", dict.fromkeys(PROBE_ARGUMENTS, _ARGUMENT), required=[])
 
 
 def find_calls(template: ChatTemplate, names: Collection[str] = ()) -> TemplateCalls | None:
@@ -51,7 +38,7 @@ def find_calls(template: ChatTemplate, names: Collection[str] = ()) -> TemplateC
         if syntax is None:
             return None
         return TemplateCalls(syntax, several=_reads(syntax, _written(template, 2)) == 2)
-    told = _render(template, [_ASKED], asks=True)
+    told = template.try_render([_ASKED], [_TOOL], True) or ""
     for syntax in SYNTAXES:
         if any(mark in told or mark in names for mark in syntax.marks):
             return TemplateCalls(syntax, several=True)
@@ -61,19 +48,11 @@ def find_calls(template: ChatTemplate, names: Collection[str] = ()) -> TemplateC
 def _written(template: ChatTemplate, n: int) -> str:
     """What a template writes of an answer with n calls, or ""."""
     calls = [probe_call(i) for i in range(n)]
-    prompt = _render(template, [_ASKED], asks=False)
+    prompt = template.try_render([_ASKED], [_TOOL])
     message: Mapping[str, Any] = {"role": "assistant", "content": "", "tool_calls": calls}
-    text = _render(template, [_ASKED, message], asks=False)
+    text = template.try_render([_ASKED, message], [_TOOL]) or ""
     after = text.rfind("zqasked") + len("zqasked")
     return text[after:] if prompt and _VALUE in text[after:] else ""
-
-
-def _render(template: ChatTemplate, messages: Sequence[Message], asks: bool) -> str:
-    tools: Tools = [_TOOL]
-    try:
-        return template.render(messages, tools, add_generation_prompt=asks)
-    except TemplateError:
-        return ""
 
 
 def _reads(syntax: CallSyntax, text: str) -> int:
