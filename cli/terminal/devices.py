@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
+from pyggml.cli.terminal.places import WordType
 from pyggml.cli.terminal.show import say_progress
 
 if TYPE_CHECKING:
@@ -17,36 +18,32 @@ DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
 _OF_BLOCKS = "of several, as cuda:0,cuda:1, each computes some blocks"
 
 
-class LayerCount(click.ParamType):
+class LayerCount(WordType):
     """A number of blocks, all or auto."""
 
     name = "layers"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
+    def read(self, value: Any) -> int | str:
         text = str(value)
         if text in ("all", "auto"):
             return text
         if not text.isascii() or not text.isdecimal():
-            self.fail(f"is {text!r}, wanted a number of blocks from 0 on, all or auto", param, ctx)
+            fault = f"is {text!r}, wanted a number of blocks from 0 on, all or auto"
+            raise click.BadParameter(fault)
         return int(text)
 
 
-class Shares(click.ParamType):
+class Shares(WordType):
     """Numbers of which each is a share of all: 3,1."""
 
-    name = "shares"
+    name, of = "shares", tuple
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
+    def read(self, value: Any) -> tuple[float, ...]:
         try:
             return tuple(map(float, value if isinstance(value, list) else str(value).split(",")))
         except (TypeError, ValueError):
-            self.fail(f"is {value!r}, wanted a share for each device, such as 3,1", param, ctx)
+            fault = f"is {value!r}, wanted a share for each device, such as 3,1"
+            raise click.BadParameter(fault) from None
 
 
 DEVICES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {

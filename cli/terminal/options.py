@@ -20,7 +20,7 @@ from pyggml.cli.terminal.devices import DEVICES, WHERE, say_placement
 from pyggml.cli.terminal.help import F, GroupedOption, grouped_option
 from pyggml.cli.terminal.hub import MODEL, model_file
 from pyggml.cli.terminal.kinds import FileKind
-from pyggml.cli.terminal.places import FileWord, OutputPath, Reads
+from pyggml.cli.terminal.places import FileWord, OutputPath, Reads, WordType
 from pyggml.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,43 +41,35 @@ _PARAMETERS = {
 }
 
 
-class AdapterFile(Reads, click.ParamType):
+class AdapterFile(Reads, WordType):
     """The path of an adapter, or its name on the hub, and a weight after a colon if it is not 1:
     a.gguf:0.5, OWNER/NAME:0.5."""
 
-    name = "adapter"
+    name, of = "adapter", tuple
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Adapter:
-        if isinstance(value, tuple):
-            return value
+    def read(self, value: Any) -> Adapter:
         path, colon, weight = str(value).rpartition(":")
         if colon and not Path(value).exists():
             try:
                 return model_file(Path(path)), float(weight)
             except ValueError:  # the colon is the path's own, or that of a type on the hub
                 if path.endswith(".gguf"):
-                    what = f"{value}: the weight {weight!r} is no number, wanted one such as 0.5"
-                    self.fail(what, param, ctx)
+                    fault = f"{value}: the weight {weight!r} is no number, wanted one such as 0.5"
+                    raise click.BadParameter(fault) from None
         return model_file(Path(value)), 1.0
 
 
-class AdapterStack(Reads, click.ParamType):
+class AdapterStack(Reads, WordType):
     """A file, or adapters that lie upon each other: a.gguf+b.gguf:0.5."""
 
-    name = "adapters"
+    name, of = "adapters", tuple
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Adapter, ...]:
-        if isinstance(value, tuple):
-            return value
+    def read(self, value: Any) -> tuple[Adapter, ...]:
         path, _, weight = str(value).rpartition(":")
         names = [str(value), path] if path and "+" not in weight else [str(value)]
         is_one = "+" not in str(value) or any(Path(name).exists() for name in names)
         parts = [value] if is_one else str(value).split("+")
-        return tuple(AdapterFile().convert(part, param, ctx) for part in parts)
+        return tuple(map(AdapterFile().read, parts))
 
 
 def adapter_word(given: Adapter) -> str:
@@ -282,22 +274,20 @@ def control_options(function: F) -> F:
     return control_option(control_layers_option(function))
 
 
-class Names(click.ParamType):
+class Names(WordType):
     """Words separated by commas."""
 
-    name = "names"
+    name, of = "names", tuple
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        return value if isinstance(value, tuple) else tuple(w.strip() for w in value.split(","))
+    def read(self, value: Any) -> tuple[str, ...]:
+        return tuple(word.strip() for word in value.split(","))
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
-class Size(click.ParamType):
+class Size(WordType):
     """Bytes: 4GB, 800 MB, 3.5GiB; or numbers, as in the examples that are given."""
 
     name = "size"
@@ -305,7 +295,7 @@ class Size(click.ParamType):
     def __init__(self, examples: str = "4GB or 800MB") -> None:
         self._examples = examples
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def read(self, value: Any) -> int:
         match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?i?)b?", str(value).lower())
         n = round(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
         if not n:
@@ -313,44 +303,38 @@ class Size(click.ParamType):
         return n
 
 
-class Patterns(click.ParamType):
+class Patterns(WordType):
     """Words and their numbers, separated by commas: ffn_*=16,blk.0.*=4."""
 
-    name = "patterns"
+    name, of = "patterns", dict
 
     def __init__(self, kind: type[int] | type[float]) -> None:
         self.kind = kind
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
+    def read(self, value: Any) -> dict[str, Any]:
         numbers = {}
         for part in str(value).split(","):
             pattern, _, number = part.partition("=")
             try:
                 numbers[pattern.strip()] = self.kind(number)
             except ValueError:
-                self.fail(f"{part!r} is no PATTERN=NUMBER, such as ffn_*=16", param, ctx)
+                fault = f"{part!r} is no PATTERN=NUMBER, such as ffn_*=16"
+                raise click.BadParameter(fault) from None
         return numbers
 
 
-class Pair(click.ParamType):
+class Pair(WordType):
     """A text and its number, 'the=-1.5'; as an option that is given for each, a mapping of them."""
 
-    name = "pair"
+    name, of = "pair", tuple
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float]:
-        if isinstance(value, tuple):
-            return value
+    def read(self, value: Any) -> tuple[str, float]:
         text, _, number = str(value).rpartition("=")
         try:
             return text, float(number)
         except ValueError:
-            self.fail(f"{value!r} is no TEXT=NUMBER, such as the=-1.5", param, ctx)
+            fault = f"{value!r} is no TEXT=NUMBER, such as the=-1.5"
+            raise click.BadParameter(fault) from None
 
 
 class ValueList(tuple[Any, ...]):

@@ -43,6 +43,19 @@ class Reads:
     """Of a parameter's type: its value has the paths of files to read, a text is one itself."""
 
 
+class WordType(click.ParamType):
+    """Of a parameter whose word is read further; what was read already, of the type `of`, stays."""
+
+    of: type = type(None)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if isinstance(value, self.of) else self.read(value)
+
+    def read(self, value: Any) -> Any:
+        """What a word stands for. Raises click.BadParameter, or an error of the command's own."""
+        raise NotImplementedError
+
+
 class InputPath(Reads, click.Path):
     """A file or folder that is read."""
 

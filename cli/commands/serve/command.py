@@ -24,7 +24,7 @@ from pyggml.cli.terminal.options import (
     pooling_option,
     settings_options,
 )
-from pyggml.cli.terminal.places import InputPath, Reads
+from pyggml.cli.terminal.places import InputPath, Reads, WordType
 from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
 from pyggml.files import in_characters, read_bytes
@@ -34,21 +34,17 @@ _MOST_BYTES = 1 << 20  # of a file of keys
 Named = tuple[str, Adapter]
 
 
-class NamedAdapter(Reads, click.ParamType):
+class NamedAdapter(Reads, WordType):
     """A name for clients of an adapter or a control vector, and its file: shakespeare=a.gguf:0.5;
     without a name, a."""
 
-    name = "adapter"
+    name, of = "adapter", tuple
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Named:
-        if isinstance(value, tuple):
-            return value
+    def read(self, value: Any) -> Named:
         name, equals, rest = str(value).partition("=")
         if not equals or Path(value).exists():
             name, rest = "", value
-        file = AdapterFile().convert(rest, param, ctx)
+        file = AdapterFile().convert(rest, None, None)
         return in_characters(name or file[0].stem), file
 
 
