@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.chat.messages import BadValue
-from pyggml.errors import ConfigError, DataError, TemplateError
+from pyggml.errors import ConfigError, TemplateError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.pipeline import CorpusReader
-from pyggml.lora.data.reading.files import UNITS
 from pyggml.lora.data.reading.sources import File, FileSummary, Source
 from pyggml.lora.data.records.rows import PromptRow, Row
 from pyggml.lora.data.tokens.chats import CHAT, encoder_of
@@ -24,6 +23,7 @@ from pyggml.lora.data.tokens.documents import Document, Documents
 from pyggml.lora.data.tokens.reader import FileContent
 from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows, no_documents
+from pyggml.lora.data.windows.lengths import refuse_longer
 from pyggml.lora.data.windows.packing import held_out
 from pyggml.tokenizer import Tokenizer
 
@@ -64,15 +64,10 @@ class _PromptReader(CorpusReader):
         documents, rows = content.kept.documents, np.empty(len(self._rows), object)
         rows[:] = self._rows
         fits = documents.lengths <= self.ctx
-        if not fits.all() and self.config.long_chats != "drop":
-            i = int(documents.lengths.argmax())
-            n_long = np.count_nonzero(~fits)
-            rest = f", the most of {n_long} that are too long" if n_long > 1 else ""
-            raise DataError(
-                f"{path}: {UNITS[content.kept.kind]} {rows[i].place.number} has "
-                f"{documents.lengths[i]} tokens{rest}, wanted at most {self.ctx}, which leave "
-                "room for an answer in a window: give a larger --ctx, or --long-chats drop"
-            )
+        if self.config.long_chats != "drop":
+            ways = "give a larger --ctx, or --long-chats drop"
+            about = f"which leave room for an answer in a window: {ways}"
+            refuse_longer(documents.lengths, self.ctx, lambda i: rows[i].place, about)
         documents, rows = documents.part(np.flatnonzero(fits)), rows[fits]
         out = np.zeros(len(rows), np.bool_)
         out[held_out(documents.lengths.tolist(), share, self.config.val_shuffle)] = True

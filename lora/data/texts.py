@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from pyggml.lora.data.tokens.chats import CHAT, OPEN
 from pyggml.lora.data.tokens.documents import Documents, Notes
 from pyggml.lora.data.tokens.reader import FileContent
 from pyggml.lora.data.windows.batches import Dataset, FileWindows
-from pyggml.lora.data.windows.lengths import bucket
+from pyggml.lora.data.windows.lengths import bucket, check_lengths
 from pyggml.lora.data.windows.packing import held_out, join, pack
 
 
@@ -27,7 +28,7 @@ class TextReader(CorpusReader):
         if documents.trained is not None:
             _check_ends(path, content.kept.notes)
             if self.config.long_chats == "refuse":
-                _check_lengths(path, kind, documents, self.ctx)
+                check_lengths(documents.lengths, self.ctx, partial(_place, path, kind, documents))
             documents, n_truncated = self.fit(documents)
         if kind == "text":
             windows = pack(documents, self.ctx, folder=self.folder)
@@ -103,19 +104,9 @@ def _check_ends(path: Path, notes: Notes) -> None:
         )
 
 
-def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> None:
-    """DataError for answers longer than a window: none is cut silently."""
-    long = np.flatnonzero(documents.lengths > ctx + 1)
-    if len(long):
-        assert documents.places is not None
-        longest = long[documents.lengths[long].argmax()]
-        place = RowPlace(str(path), UNITS[kind], *documents.places[longest].tolist())
-        rest = f", the most of {len(long)} that are too long" if len(long) > 1 else ""
-        raise DataError(
-            f"{path}: {place} has {documents.lengths[longest]} tokens{rest}, wanted at most "
-            f"{ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows, or "
-            "--long-chats drop, cut or truncate"
-        )
+def _place(path: Path, kind: str, documents: Documents, i: int) -> RowPlace:
+    assert documents.places is not None
+    return RowPlace(str(path), UNITS[kind], *documents.places[i].tolist())
 
 
 def fit_documents(documents: Documents, ctx: int, long: str) -> tuple[Documents, int]:

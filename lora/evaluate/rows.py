@@ -13,6 +13,7 @@ from pyggml.lora.data.reading.expand import LeftOut, expand
 from pyggml.lora.data.reading.files import format_of, records
 from pyggml.lora.data.reading.sources import Source
 from pyggml.lora.data.records import schema_of
+from pyggml.lora.data.windows.lengths import refuse_longer
 from pyggml.tokenizer import Tokenizer
 
 TEXT, RECORDS, QUESTIONS, PAIRS = "text", "rows", "questions", "pairs"
@@ -80,13 +81,9 @@ def windows(rows: Sequence[Row], tokenizer: Tokenizer, config: DataConfig) -> tu
     kept = [d for d in documents if not whole or len(d) <= config.ctx + 1]
     n_long = len(documents) - len(kept)
     if n_long and config.long_chats == "refuse":
-        i = int(np.argmax([len(d) for d in documents]))
-        rest = f", the most of {n_long} that are too long" if n_long > 1 else ""
-        raise DataError(
-            f"{rows[i].place.file}: {rows[i].place} has {len(documents[i])} tokens{rest}, wanted "
-            f"at most {config.ctx + 1}, those of a window of {config.ctx}: give a larger --ctx, or "
-            "--long drop or cut"
-        )
+        lengths = np.array([len(d) for d in documents])
+        about = f"those of a window of {config.ctx}: give a larger --ctx, or --long drop or cut"
+        refuse_longer(lengths, config.ctx + 1, lambda i: rows[i].place, about)
     dataset = pack(Documents.of(kept).pieces(config.ctx), config.ctx, whole=True)
     if not len(dataset):
         raise DataError(f"{rows[0].place.file}: holds no token to predict after another")

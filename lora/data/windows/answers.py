@@ -32,6 +32,7 @@ from pyggml.lora.data.tokens.chats import CUT, first_round
 from pyggml.lora.data.tokens.documents import Document, Documents
 from pyggml.lora.data.tokens.encode import Encoding, encode
 from pyggml.lora.data.windows.batches import Dataset, FileWindows
+from pyggml.lora.data.windows.lengths import check_lengths
 from pyggml.lora.data.windows.packing import held_out
 from pyggml.tokenizer import Tokenizer
 
@@ -200,7 +201,8 @@ def windows_of(
         units += of_row
         places += [place] * len(of_row)
     if config.long_chats == "refuse":
-        _check_lengths([_n_tokens(u) for u in units], places, config.ctx)
+        n_tokens = np.array([_n_tokens(u) for u in units])
+        check_lengths(n_tokens, config.ctx, places.__getitem__, ", prompts included")
     n, fitting = len(units), [_fit(u, config.ctx + 1, config.long_chats) for u in units]
     n_truncated = sum(f is not None and f != u for f, u in zip(fitting, units, strict=True))
     units = [unit for unit in fitting if unit is not None]
@@ -247,19 +249,6 @@ def _answer(documents: Documents, i: int) -> Answer:
     first = int(documents.starts[i])
     at = slice(first, first + int(documents.lengths[i]))
     return Answer(documents.ids[at], documents.trained[at], is_wanted=i % 2 == 0)
-
-
-def _check_lengths(lengths: Sequence[int], places: Sequence[RowPlace], ctx: int) -> None:
-    """DataError for answers longer than a window: none is cut silently."""
-    long = [i for i, n in enumerate(lengths) if n > ctx + 1]
-    if long:
-        i = max(long, key=lengths.__getitem__)
-        rest = f", the most of {len(long)} that are too long" if len(long) > 1 else ""
-        raise DataError(
-            f"{places[i].file}: {places[i]} has {lengths[i]} tokens, prompts included{rest}, "
-            f"wanted at most {ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter "
-            "rows, or --long-chats drop, cut or truncate"
-        )
 
 
 # -- windows ------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ Graphs are planned and bound once for each length of a batch, so there are few l
 leave the least padding of all windows together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 
+from pyggml.errors import DataError
+from pyggml.lora.data.records.rows import RowPlace
 from pyggml.lora.data.windows.batches import Dataset
 from pyggml.sizes import round_up
 
@@ -50,3 +52,26 @@ def _n_inputs(data: Dataset) -> np.ndarray:
     blocks = (block.targets() for block in data.blocks())
     ends = [targets.shape[1] - targets[:, ::-1].argmax(axis=1) for targets in blocks]
     return np.concatenate([np.zeros(0, np.int64), *ends])
+
+
+def check_lengths(
+    lengths: np.ndarray, ctx: int, place: Callable[[int], RowPlace], note: str = ""
+) -> None:
+    """DataError for a row longer than a window: none is cut silently. lengths (n,): of each."""
+    ways = "give a larger --ctx or shorter rows, or --long-chats drop, cut or truncate"
+    refuse_longer(lengths, ctx + 1, place, f"those of a window of {ctx}: {ways}", note)
+
+
+def refuse_longer(
+    lengths: np.ndarray, most: int, place: Callable[[int], RowPlace], about: str, note: str = ""
+) -> None:
+    """DataError for rows of more than so many tokens, which names the longest; about: why no more,
+    and what to do then."""
+    n_long = np.count_nonzero(lengths > most)
+    if n_long:
+        i = int(lengths.argmax())
+        others = f", the most of {n_long} that are too long" if n_long > 1 else ""
+        raise DataError(
+            f"{place(i).file}: {place(i)} has {lengths[i]} tokens{note}{others}, wanted at most "
+            f"{most}, {about}"
+        )
