@@ -55,8 +55,8 @@ class Adapter:
     def save(self, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
         """Write the adapter; an older file at `path` stays whole until the new one is complete.
 
-        metadata: further keys, over those of the parameters: the template of the chats that were
-        learned, which commands then use. A key that is None is left out.
+        metadata: further keys, which replace those of the parameters, such as the template of the
+        chats that were learned, which commands then use. A key that is None is left out.
 
         Raises AdapterError for DoRA, whose result only `pyggml.lora.merge` writes, and PyggmlError
         if the disk refuses.

@@ -40,7 +40,7 @@ def attach(
 
     on_top    put the new adapter on top of the model's own ones, which stay fixed
     original  the file that the model was quantised from, for LoftQ's start
-    started   hears after each matrix how many have their A and B, which takes PiSSA seconds each
+    started   called after each matrix with how many have their A and B; PiSSA takes seconds each
 
     Raises AdapterError if the model has an adapter and `on_top` is false, for targets that
     `pyggml.lora.adapter.targets` refuses, and for an original that is missing or another model.

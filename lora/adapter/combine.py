@@ -53,8 +53,8 @@ def combine(
 
     Returns for each tensor the part of the update, by its root mean square, that the rank leaves
     out. An older file at `path` stays whole until the new one is complete. Raises AdapterError if
-    the model has no adapter; ConfigError for an adapter of the weight 0, and for DoRA without a
-    rank or an error; NotFiniteError for an update that makes no numbers.
+    the model has no adapter; ConfigError for an adapter of the weight 0, and for DoRA if no
+    rank and no error is given; NotFiniteError for an update that makes no numbers.
     """
     _check(model, how)
     names = [*dict.fromkeys(name for pairs in model.adapters for name in pairs)]

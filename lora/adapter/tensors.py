@@ -73,8 +73,8 @@ class TrainedTensors:
     ) -> PackingLosses:
         """Write the whole model, with these tensors in the types of its file.
 
-        metadata: further keys, or others in place of the file's, over those of the parameters;
-        None: a key is left out.
+        metadata: further keys, which replace the file's and those of the parameters. A key that is
+        None is left out.
 
         Returns how much of what was trained is in the file, by tensor. An older file at `path`
         stays whole until the new one is complete. Raises QuantError for numbers that F16 cannot

@@ -213,8 +213,8 @@ class Objective(Settings, ABC):
 
     @classmethod
     def settle(cls, config: TrainConfig) -> TrainConfig:
-        """The settings of a run, with the objective's defaults where none are given: of the warm-up
-        if neither form of it is, of epochs if max_steps is not either."""
+        """The settings of a run, with the objective's defaults for those that are not given: for
+        the warm-up if neither its steps nor its ratio is, for epochs if max_steps is not either."""
         names = {f.name for f in fields(config) if getattr(config, f.name) is not None}
         names |= _WARM_UP if names & _WARM_UP else set()
         names |= {"epochs"} if config.max_steps else set()

@@ -58,8 +58,8 @@ def fit(
 
     fixed     settings of "ctx", "batch", "grad_accum", "grad_checkpointing" that must not change.
               If batch and grad_accum are both among them, neither changes; else their product stays
-    planner   None plans next-token training on full windows. Windows that are too short for the
-              data, by DataError, are left out
+    planner   plans the graphs of a run; None: those of next-token training on full windows. It
+              raises DataError for windows that are too short for the data, which are left out
     """
     plan = planner or (lambda each, n: Passes.of(model, parameters, each, n))
     largest = largest_mapped(model)

@@ -86,10 +86,11 @@ class Steering:
 def steering(model: Model, vector: np.ndarray, layer: int, texts: Sequence[Ids]) -> Steering:
     """A vector (n_embd,) added after a block by an update of the feed-forward's last matrix.
 
-    It adds vector · (a · x) for the neurons x of each token, and least squares over the texts make
-    a · x near to 1; of the tokens every fifth is left out of the fit, to tell the error. Raises
-    ConfigError for a block whose feed-forward is not added as it is, ShapeError for a vector of
-    another length, and DataError for too few tokens.
+    For a token with the neurons x it adds vector · (a · x), where a is fitted by least squares so
+    that a · x is near to 1; every fifth token of the texts is kept from the fit, for the error.
+
+    Raises ConfigError for a block whose feed-forward is not added as it is, ShapeError for a vector
+    of another length, and DataError for too few tokens.
     """
     v = np.asarray(vector, np.float64)
     if v.shape != (model.config.n_embd,) or not np.isfinite(v).all():

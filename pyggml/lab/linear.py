@@ -181,7 +181,7 @@ def head_counts(model: Model) -> list[int]:
 
 
 def refusal(model: Model, layer: int, fault: str) -> ConfigError:
-    """The error of a block that is, or does, what a question cannot be put to."""
+    """The error that a block is none to which a question can be put."""
     return ConfigError(f"block {layer} of {model.config.architecture} {fault}")
 
 

@@ -47,7 +47,7 @@ def activation_patching(
              which share passes: results are a list, and the metric is one for all or a list
     metric   as `Model.grad` has it
     what     an activation of blocks: "out", "mid", "attn_out", "ffn_out", "attention", "q", "v", …
-    by       the result's axes, of "layer", "token", "head"; it is patched whole along others
+    by       the result's axes, of "layer", "token", "head"; along others it is patched whole
     layers, tokens, heads   which; None: all. tokens: a list of lists has those of each pair
 
     All cells run in one program; products are exact. `shares` of the result is 0 where a patch does

@@ -293,9 +293,9 @@ def integrated_gradients(
     """(x − b) · mean over α of d(metric)/dx at b + α(x − b), summed to one number a token (T,), by
     activation name (Sundararajan et al. 2017).
 
-    The numbers of one activation sum to the metric less that with the baseline in the activation's
-    place, but for what n_steps leave out: α has the middles of as many equal parts of [0, 1]. A sum
-    that is a twentieth off is warned of: from 0, norms make the way steep at its start.
+    The numbers of one activation sum to the metric, less the metric with the baseline in its place,
+    but for an error: α takes the middles of n_steps equal parts of [0, 1]. A sum that is off by
+    more than a twentieth is warned of: from 0, norms make the way steep at its start.
     baseline: b, a number, or by name what broadcasts to the activation. Each activation is moved
     by itself, in n_steps and one more. Raises as `Model.grad` and `Model.trace` do.
     """

@@ -30,8 +30,8 @@ class WindowBatch:
 
     tokens, positions, targets (T,) int32, span (T, 2) int32; weights (T,) float32 are 1 / number of
     trained tokens of the whole step (a token's weight / the sum of all), or 0 where the next token
-    is none of this document. length (T,) float32: tokens of each token's document that have a next
-    one here, as many as are read where it is alone.
+    is none of this document. length (T,) float32: of each token's document the tokens that have a
+    next one in the window, as many as a pass over that document alone has.
     """
 
     tokens: np.ndarray
