@@ -15,7 +15,6 @@ def say_lines(lines: Sequence[Line]) -> None:
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         say("   ".join(cells).rstrip())
-    say()
 
 
 def confusion_lines(confusion: Confusion, names: Sequence[str]) -> list[Line]:

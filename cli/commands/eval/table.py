@@ -29,12 +29,14 @@ def show(file: File, names: Sequence[str], results: Sequence[Answers | TokenResu
     say(f"{file.path}: {_about(file, tokens)}\n")
     called = [printable(name) for name in names]
     say_lines(_of_answers(file, called, answers) if answers else _of_tokens(called, tokens))
+    say()
     for name, result in zip(called, answers, strict=False):
         if isinstance(result, NearestAnswers):
             say(f"{name}: mean reciprocal rank {result.reciprocal:.4f}\n")
         if isinstance(result, ClassAnswers):
             say(f"{name}: F1 {_percent(result.confusion.macro_f1)}, the mean of classes\n")
             say_lines(confusion_lines(result.confusion, result.labels.names))
+            say()
 
 
 def _about(file: File, results: Sequence[TokenResult]) -> str:

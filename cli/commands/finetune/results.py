@@ -87,6 +87,7 @@ def _say_classes(trainer: Trainer) -> None:
         names = Labels.read(trainer.corpus.about[LABELS]).names
         say()
         say_lines(confusion_lines(last[0].tally.confusion, names))
+        say()
 
 
 def _say_best(trainer: Trainer) -> None:

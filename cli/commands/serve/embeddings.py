@@ -19,12 +19,11 @@ from pyggml.cli.commands.serve.answers import Usage
 from pyggml.cli.commands.serve.fields import Fields, flag, text, whole
 from pyggml.cli.commands.serve.journal import Cost
 from pyggml.cli.commands.serve.params import Prompt, read_prompts
-from pyggml.cli.commands.serve.service import Service
+from pyggml.cli.commands.serve.service import Service, told_if_refused
 from pyggml.cli.commands.serve.voices import Voice
 from pyggml.cli.web.body import unless_gone
 from pyggml.cli.web.errors import ApiError, of_input, too_long
 from pyggml.errors import PyggmlError
-from pyggml.generation.serving import Full, WorkerClosed
 from pyggml.models.embedder import Embedder, in_passes
 from pyggml.models.texts import check_text
 
@@ -149,13 +148,8 @@ class EmbedRoutes:
     async def _run(self, embedder: Embedder, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
         of_texts: list[np.ndarray] = [np.zeros(0)] * len(texts)
         for part in in_passes(texts):
-            try:
+            with told_if_refused():
                 future = self._service.worker.call(partial(embedder.run, [texts[i] for i in part]))
-            except Full as error:
-                soon = {"retry-after": "1"}
-                raise ApiError(429, str(error), code="queue_full", headers=soon) from None
-            except WorkerClosed as error:
-                raise ApiError(503, str(error), code="stopping") from None
             try:
                 vectors = await asyncio.wrap_future(future)
             except PyggmlError as error:

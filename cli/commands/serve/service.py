@@ -7,8 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
@@ -205,6 +205,18 @@ def _with_seed(how: Sampling, i: int) -> Sampling:
     return how if how.seed < 0 else replace(how, seed=(how.seed + i) % (1 << 64))
 
 
+@contextmanager
+def told_if_refused() -> Iterator[None]:
+    """Inside, ApiError says that the worker takes no request: too many wait, or it ends."""
+    try:
+        yield
+    except Full as error:
+        soon = {"retry-after": "1"}
+        raise ApiError(429, str(error), code="queue_full", headers=soon) from None
+    except WorkerClosed as error:
+        raise ApiError(503, str(error), code="stopping") from None
+
+
 class Flow:
     """The answers to one request, as they come from the worker's thread."""
 
@@ -218,13 +230,8 @@ class Flow:
         mail.loop = asyncio.get_running_loop()
         for i, request in enumerate(requests):
             request.tell = partial(mail.post, self, i)
-        try:
+        with told_if_refused():
             worker.submit(requests)
-        except Full as error:
-            soon = {"retry-after": "1"}
-            raise ApiError(429, str(error), code="queue_full", headers=soon) from None
-        except WorkerClosed as error:
-            raise ApiError(503, str(error), code="stopping") from None
 
     def take(self, i: int, told: Told) -> None:
         """What was told of answer i."""

@@ -22,15 +22,16 @@ from pyggml.cli.commands.sweep.lists import (
     with_lists,
 )
 from pyggml.cli.commands.sweep.progress import run_all
-from pyggml.cli.commands.sweep.results import OVER, PAGE, results_of, say_table, write_page
+from pyggml.cli.commands.sweep.results import OVER, PAGE, cells, results_of, write_page
 from pyggml.cli.terminal.devices import device_options
 from pyggml.cli.terminal.exit import STOPPED
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
+from pyggml.cli.terminal.lines import say_lines
 from pyggml.cli.terminal.options import words
 from pyggml.cli.terminal.paths import beside
 from pyggml.cli.terminal.places import Output, OutputFolder, check_places
-from pyggml.cli.terminal.show import plural, row, say
+from pyggml.cli.terminal.show import plural, printable, row, say
 from pyggml.cli.web.report import REPORT
 from pyggml.errors import ConfigError
 from pyggml.lora.objectives.choice import ObjectiveConfig
@@ -85,7 +86,7 @@ def _tell(folder: Path, runs: Sequence[SweepRun], whole: bool, again: str) -> in
     """Print the table and write the page; the exit code."""
     results, notes = results_of(runs), _notes(runs)
     say()
-    say_table(results)
+    say_lines([tuple(map(printable, line)) for line in cells(results)])
     for text in notes:
         row("note", text)
     best = results[0]

@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pyggml.cli.commands.sweep.lists import SweepRun
+from pyggml.cli.terminal.lines import Line
 from pyggml.cli.terminal.paths import beside
-from pyggml.cli.terminal.show import printable, say, span
+from pyggml.cli.terminal.show import span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
 from pyggml.cli.web.report.series import MOST_LAID, Records, final_and_best, overlay
@@ -91,32 +92,16 @@ def _result(run: SweepRun, records: Records) -> Result:
 # -- shown --------------------------------------------------------------------------------------
 
 
-def cells(results: Sequence[Result]) -> list[list[str]]:
+def cells(results: Sequence[Result]) -> list[Line]:
     """The table: a head, and a line for each run, with the settings in which the runs differ."""
     names = [*results[0].run.varied]
-    lines = [[*names, "loss", "best", "steps", "time", ""]]
+    lines: list[Line] = [(*names, "loss", "best", "steps", "time", "")]
     for r in results:
         losses = ["" if x is None else f"{x:.4f}" for x in (r.loss, r.best)]
         time = span(r.seconds) if r.seconds else ""
-        lines.append(
-            [
-                *r.run.values.values(),
-                *losses,
-                f"{r.n_steps:,}",
-                time,
-                ": ".join(filter(None, [r.state, r.why])),
-            ]
-        )
+        state = ": ".join(filter(None, [r.state, r.why]))
+        lines.append((*r.run.values.values(), *losses, f"{r.n_steps:,}", time, state))
     return lines
-
-
-def say_table(results: Sequence[Result]) -> None:
-    """Print the table."""
-    lines = [[printable(cell) for cell in line] for line in cells(results)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        say("   ".join(padded).rstrip())
 
 
 def write_page(folder: Path, results: Sequence[Result], notes: Sequence[str] = ()) -> Path:
