@@ -104,7 +104,7 @@ class Circuit:
             for s in self.feeds[r]
             if there[:, r].any() and there[s].any()
         ]
-        return edges_picture(self.top(self.n_edges), links, "circuit")
+        return edges_picture(self.top(self.n_edges), links)
 
     def _repr_html_(self) -> str:
         few = self.n_edges <= MOST_DRAWN

@@ -18,6 +18,7 @@ from pyggml.graph.tensor import leaf, zeros
 from pyggml.runtime import Devices, bind, schedule
 
 _HISTORY, _MOST_STEPS = 12, 500
+_FLAT = 1e-6  # a slope at which the minimum is reached
 _NOISE = 1e-6  # of a loss in float32, by which a step may seem to rise
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
@@ -58,16 +59,16 @@ def _cross_entropy(logits: Value, number: np.ndarray) -> Value:
     return (F.softplus(z) - z * number.astype(np.float32)).mean()
 
 
-def minimise(evaluate: Evaluate, start: np.ndarray, tolerance: float = 1e-6) -> np.ndarray:
+def minimise(evaluate: Evaluate, start: np.ndarray) -> np.ndarray:
     """Where a smooth convex function of float32 is least, float64.
 
-    evaluate: p → value, gradient. It ends where no number of the gradient is above the tolerance,
+    evaluate: p → value, gradient. It ends where no number of the gradient is above _FLAT,
     or where steps no longer lower the value by more than its rounding.
     """
     p, (value, g) = start, evaluate(start)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     for _ in range(_MOST_STEPS):
-        if np.abs(g).max() <= tolerance:
+        if np.abs(g).max() <= _FLAT:
             break
         d = _direction(g, pairs)
         size = 1.0 if pairs else min(1.0, 1 / float(np.linalg.norm(g)))

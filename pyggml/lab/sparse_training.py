@@ -27,7 +27,7 @@ from pyggml.eager.value import Value, apply
 from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32
-from pyggml.graph.tensor import Tensor, leaf, zeros
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.lab.sparse import Activate, JumpRelu, Relu, SparseCoder, TopK, kth_largest
 
 _BANDWIDTH, _FIRST_THRESHOLD = 0.1, 0.1
@@ -231,7 +231,8 @@ class _CoderNet:
 
     def coder(self, reads: str, writes: str) -> SparseCoder:
         """The coder of activations as they are: scales are put into its weights."""
-        by, activate, read = np.float32(1 / self.scale_out), self.activate, self._read_trained
+        by, activate = np.float32(1 / self.scale_out), self.activate
+        read = self.optimiser.program.read
         if not isinstance(activate, Relu | TopK | JumpRelu):
             activate = JumpRelu(np.maximum(read(self.threshold), 0) * by)
         return SparseCoder(
@@ -244,9 +245,6 @@ class _CoderNet:
             b_dec=read(self.b_dec) * by,
             centred=self.centred,
         )
-
-    def _read_trained(self, t: Tensor) -> np.ndarray:
-        return self.optimiser.program.read(t)
 
 
 def _measures(rows: np.ndarray) -> tuple[float, np.ndarray, float]:

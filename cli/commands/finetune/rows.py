@@ -60,14 +60,14 @@ def _shares(languages: LanguageReport) -> str:
     return ", ".join([*shares, *([untold] if languages.untold else [])])
 
 
-def say_row_losses(rows: Sequence[RowLoss], when: str) -> None:
-    """Print the rows with the highest loss and with the lowest."""
+def say_row_losses(rows: Sequence[RowLoss]) -> None:
+    """Print the rows with the highest loss before training, and with the lowest."""
     n = min(_SHOWN, len(rows) // 2)
     for label, shown in (("highest", rows[:n]), ("lowest", rows[len(rows) - n :])):
         for i, each in enumerate(shown):
             losses = " → ".join(f"{loss:.2f}" for loss in each.losses)
             row("" if i else label, f"{losses}  {each.text}")
-    row("", f"mean loss of a row {when}, of {plural(len(rows), 'row')} spread over all")
+    row("", f"mean loss of a row before training, of {plural(len(rows), 'row')} spread over all")
 
 
 def say_validation(trainer: Trainer) -> None:

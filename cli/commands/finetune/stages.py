@@ -298,7 +298,7 @@ class Run:
         say()
         say_report(data_report(corpus, model.tokenizer), language_report(corpus, model.tokenizer))
         if self.job.objective.rows == "training":
-            say_row_losses(row_losses([model], corpus), "before training")
+            say_row_losses(row_losses([model], corpus))
         if isinstance(corpus.train, Prompts):  # of which nothing is learned
             none = np.zeros(corpus.train.tokens.shape, np.bool_)
             corpus = replace(corpus, train=replace(corpus.train, trained=none))

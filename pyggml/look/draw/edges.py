@@ -7,6 +7,7 @@ from pyggml.look.draw import svg
 _BOX, _GAP, _ROW, _MARGIN, _LETTER = 22.0, 14.0, 62.0, 14.0, 6.6
 _SIDE = 110.0  # beside the heads, for the feed-forward parts
 _LAST = 1 << 20  # the row of the logits
+_TITLE = "circuit"
 _FFN = 2  # their row in a block, above keys and values and heads
 _STYLE = (
     svg.STYLE
@@ -21,9 +22,7 @@ _STYLE = (
 Point = tuple[float, float]
 
 
-def edges_picture(
-    edges: Sequence[tuple[str, str, float]], links: Sequence[tuple[str, str]], title: str
-) -> str:
+def edges_picture(edges: Sequence[tuple[str, str, float]], links: Sequence[tuple[str, str]]) -> str:
     """An SVG picture of edges: sender, receiver, score; blue where it is above 0, red below, as
     wide as it is large. The pointer shows names and scores.
 
@@ -35,7 +34,7 @@ def edges_picture(
         rows.setdefault(_place(name)[:2], []).append(name)
     widths = {row: sum(map(_width, nodes)) + _GAP * (len(nodes) - 1) for row, nodes in rows.items()}
     widest = max(_width("embedding"), *(w for row, w in widths.items() if row[1] < _FFN))
-    width = max(widest + 2 * _SIDE, _LETTER * len(title)) + 2 * _MARGIN
+    width = max(widest + 2 * _SIDE, _LETTER * len(_TITLE)) + 2 * _MARGIN
     height = 40 + _ROW * len(rows)
     places: dict[str, Point] = {}
     for i, (row, nodes) in enumerate(rows.items()):
@@ -48,11 +47,11 @@ def edges_picture(
             places[name] = x + _width(name) / 2, y
             x += _width(name) + _GAP
     most = max((abs(x) for *_, x in edges), default=1.0)
-    elements = [svg.text(_MARGIN, 22, title, "title")]
+    elements = [svg.text(_MARGIN, 22, _TITLE, "title")]
     elements += _links(links, places)
     elements += _lines(edges, places, most or 1.0)
     elements += _boxes(places)
-    return svg.picture(width, height, elements, title, _STYLE)
+    return svg.picture(width, height, elements, _TITLE, _STYLE)
 
 
 def node_of(name: str) -> str:
