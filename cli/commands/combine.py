@@ -51,11 +51,7 @@ class TensorLine:
 @output_option(ADAPTER, "adapter to write")
 @threads_option
 def command(
-    model: Path,
-    lora: tuple[tuple[Path, float], ...],
-    output: Path,
-    threads: int,
-    **given: Any,
+    model: Path, lora: tuple[tuple[Path, float], ...], output: Path, threads: int, **given: Any
 ) -> None:
     """Make one adapter of several, as llama.cpp loads it; says what its rank leaves out."""
     how = Combination(**given_settings(Combination, {}, given))

@@ -49,12 +49,7 @@ _RANK = 16
 )
 @threads_option
 def command(
-    model: Path,
-    trained: Path,
-    output: Path,
-    rank: int | None,
-    error: float | None,
-    threads: int,
+    model: Path, trained: Path, output: Path, rank: int | None, error: float | None, threads: int
 ) -> None:
     """Make the adapter that turns one model nearly into another; says what it leaves out."""
     how = Combination(rank=_RANK if rank is None and error is None else rank, error=error)

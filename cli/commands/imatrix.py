@@ -11,12 +11,7 @@ from pyggml import Model
 from pyggml.cli.terminal.data_files import data_option
 from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.kinds import IMPORTANCE
-from pyggml.cli.terminal.options import (
-    ModelSource,
-    given_settings,
-    model_options,
-    output_option,
-)
+from pyggml.cli.terminal.options import ModelSource, given_settings, model_options, output_option
 from pyggml.cli.terminal.progress import Countdown
 from pyggml.cli.terminal.show import plural, say, say_progress, with_size
 from pyggml.cli.terminal.texts import read_texts, text_options

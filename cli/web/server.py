@@ -86,12 +86,7 @@ class _Server(WatchedServer):
     """Stops as the other commands do: at a signal, with an exit code and without a traceback."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        places: Places,
-        grace: int,
-        note: bytes,
-        is_over: Callable[[], bool],
+        self, app: ASGIApp, places: Places, grace: int, note: bytes, is_over: Callable[[], bool]
     ) -> None:
         super().__init__(app, places, grace)
         self._note, self._is_over = note, is_over

@@ -177,10 +177,7 @@ def rank_of(spectrum: Spectrum, how: Combination) -> int:
 
 
 def combine_updates(
-    updates: Sequence[Halves],
-    weights: Sequence[float],
-    how: Combination,
-    rng: np.random.Generator,
+    updates: Sequence[Halves], weights: Sequence[float], how: Combination, rng: np.random.Generator
 ) -> Spectrum:
     """The update that several make."""
     if how.method == "sum":

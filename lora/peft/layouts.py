@@ -152,11 +152,7 @@ _OF_TRANSFORMERS: dict[str, ModuleLayout] = {
     "afmoe": replace(
         _FUSED_MIXTURE, modules=(*_MIXTURE.modules, "self_attn.gate_proj", "mlp.router.gate")
     ),
-    "muse-glimmer": replace(
-        _TEXT,
-        modules=(*_PLAIN.modules, "self_attn.gate_proj"),
-        rows=_PAIRED,
-    ),
+    "muse-glimmer": replace(_TEXT, modules=(*_PLAIN.modules, "self_attn.gate_proj"), rows=_PAIRED),
     "deepseek2-ocr": replace(
         _TEXT, modules=_MIXTURE.modules, stored=("model.language_model.", "model.")
     ),
@@ -331,10 +327,7 @@ OF_AUTHORS: dict[str, ModuleLayout] = {
         outer=("model.word_embeddings", "lm_head"),
         changed={"lm_head": "the converter may divide its columns by their lengths (norm_head)"},
         rows={"attention.query_key_value": pairs_and_values},
-        tensors={
-            "attention.query_key_value": _THIRDS,
-            "attention.dense": _split("attn_output"),
-        },
+        tensors={"attention.query_key_value": _THIRDS, "attention.dense": _split("attn_output")},
         apart=_THREE,
     ),
     "bailingmoe2": ModuleLayout(
@@ -405,10 +398,7 @@ OF_AUTHORS: dict[str, ModuleLayout] = {
         tensors={"self_attn.q_k_v_proj": _EITHER},
     ),
     "plamo": replace(
-        _PLAIN,
-        layers=_PLAMO.layers,
-        rows={_Q: queries_by_group},
-        columns={_O: queries_by_group},
+        _PLAIN, layers=_PLAMO.layers, rows={_Q: queries_by_group}, columns={_O: queries_by_group}
     ),
     "plamo2": _PLAMO,
     "plamo3": _PLAMO,

@@ -103,11 +103,7 @@ class Losses:
         return Outcome(total, tally, joined[:, :2], experts)
 
     def _each(
-        self,
-        alone: bool,
-        batches: Iterable[WindowBatch],
-        before: Before,
-        first: int,
+        self, alone: bool, batches: Iterable[WindowBatch], before: Before, first: int
     ) -> Iterator[tuple[WindowBatch, Callable[[], _Read]]]:
         """Each batch, which has begun, with what waits for its loss and what is read beside it.
         first: number of the first one."""

@@ -74,13 +74,7 @@ def op(value: Callable[..., Any]) -> FunctionOp:
 
 
 def _op_of(name: str, ref: Callable[..., Any], spec: Callable[..., Spec], grad: Any) -> Op:
-    return Op(
-        name=name,
-        spec=spec,
-        ref=ref,
-        grad=grad,
-        samples=lambda rng: iter(()),
-    )
+    return Op(name=name, spec=spec, ref=ref, grad=grad, samples=lambda rng: iter(()))
 
 
 def _spec_of(value: Callable[..., Any]) -> Callable[..., Spec]:

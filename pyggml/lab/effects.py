@@ -104,9 +104,7 @@ class OfPairs(Protocol[P, T]):
     ) -> list[T]: ...
 
 
-def of_pairs(
-    question: Callable[Concatenate[Model, Texts, Texts, P], list[T]],
-) -> OfPairs[P, T]:
+def of_pairs(question: Callable[Concatenate[Model, Texts, Texts, P], list[T]]) -> OfPairs[P, T]:
     """A question that is put to several pairs of texts, put to one too. DataError for pairs that
     are none."""
 

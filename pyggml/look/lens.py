@@ -56,9 +56,7 @@ class OfTexts(Protocol[P, T]):
     ) -> list[T]: ...
 
 
-def of_texts(
-    question: Callable[Concatenate[Model, Sequence[Ids], P], list[T]],
-) -> OfTexts[P, T]:
+def of_texts(question: Callable[Concatenate[Model, Sequence[Ids], P], list[T]]) -> OfTexts[P, T]:
     """A question that is put to several texts, put to one too."""
 
     @wraps(question)
@@ -257,11 +255,7 @@ def gradient_x_activation(
 
 
 def gradient_x_activation(
-    model: Model,
-    ids: Any,
-    *patterns: str,
-    metric: Any = None,
-    mask: np.ndarray | None = None,
+    model: Model, ids: Any, *patterns: str, metric: Any = None, mask: np.ndarray | None = None
 ) -> Any:
     """d(metric)/dx · x, summed over the last axes to one number a token, by activation name.
 

@@ -28,10 +28,7 @@ def say_plan(trainer: Trainer, parts: RunBytes, devices: Sequence[OnDevice] = ()
         (parts.process, "interpreter, text, trained parameters, kernels and their compiler"),
         (parts.arena, f"activations and gradients of the graph (arena), {work}"),
         (parts.state, "gradients, optimizer state"),
-        (
-            parts.after,
-            "at the end, when these two are free: languages of rows, KV cache",
-        ),
+        (parts.after, "at the end, when these two are free: languages of rows, KV cache"),
     ):
         row("", f"{size(n_bytes):>8}  {what}")
     row("files", f"and {size(parts.files)} mapped, which the system can take back, of which")

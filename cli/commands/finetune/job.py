@@ -373,10 +373,7 @@ def with_hub_files(job: Job) -> Job:
 
 
 def files_read(
-    job: Job,
-    options: Iterable[click.Parameter],
-    parameters: Mapping[str, Any],
-    config: Path | None,
+    job: Job, options: Iterable[click.Parameter], parameters: Mapping[str, Any], config: Path | None
 ) -> list[tuple[str, Path]]:
     """What a job of these parameters reads: a word for it, and a path."""
     read = {**parameters, **job.paths_read}

@@ -69,10 +69,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
         await asyncio.to_thread(service.close)
 
     return Starlette(
-        routes=[*own, *pages],
-        middleware=middleware,
-        exception_handlers=HANDLERS,
-        lifespan=lifespan,
+        routes=[*own, *pages], middleware=middleware, exception_handlers=HANDLERS, lifespan=lifespan
     )
 
 

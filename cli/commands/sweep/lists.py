@@ -62,10 +62,7 @@ class SweepRun:
 
 
 def runs_of(
-    folder: Path,
-    given: Mapping[str, Any],
-    places: Mapping[str, str],
-    faults: Sequence[str] = (),
+    folder: Path, given: Mapping[str, Any], places: Mapping[str, str], faults: Sequence[str] = ()
 ) -> list[SweepRun]:
     """The runs of these parameters, of which some are `ValueList`s; the last one varies fastest.
 

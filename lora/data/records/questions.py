@@ -180,8 +180,6 @@ QUESTION_SHAPES = (
     Shape((("QUESTION",), ("CONTEXTS",), ("final_decision",)), _of_abstract),
     Shape((_ASKS, CHOICES, KEY), _of_choices, _ABOUT),
     Shape(
-        (_ASKS, ("A",), ("B",), KEY),
-        _of_columns,
-        (*((letter,) for letter in LETTERS[2:]), *_ABOUT),
+        (_ASKS, ("A",), ("B",), KEY), _of_columns, (*((letter,) for letter in LETTERS[2:]), *_ABOUT)
     ),
 )
