@@ -92,7 +92,8 @@ class Twins:
         self._names = _names(parts)
         self._unread = frozenset(parts.decoder.unread)
         modules = [*_modules(model, layout, self._names), *_experts(model, layout)]
-        modules += _modules_of_lists(model, layout)
+        lists = ((tensor, f"{name}.{{}}") for name, tensor in layout.lists.items())
+        modules += (m for each in lists for m in _each_of(model, *each))
         self.modules = {m.name: m for m in modules}
         self.changed = {self._tensor(name): why for name, why in layout.changed.items()}
         self._by_text = {_of_text(m.name): m for m in modules}
@@ -142,16 +143,14 @@ class Twins:
         shape = self._specs[tensor].shape if tensor in self._specs else ()
         if len(shape) != 3 or i >= shape[0]:
             return None
-        part = ModulePart(tensor, np.arange(shape[1]), np.arange(shape[2]), i)
-        return Module(name, shape[1:], (part,))
+        return _whole(name, tensor, *shape[1:], i)
 
     def _router(self, name: str) -> Module | None:
         """The router of a mixture, which is a module in some versions of a class."""
         tensor = self._tensor(name)
         if not tensor.endswith(".ffn_gate_inp.weight") or tensor not in self._specs:
             return None
-        n_out, n_in = self._specs[tensor].shape
-        return Module(name, (n_out, n_in), (ModulePart(tensor, np.arange(n_out), np.arange(n_in)),))
+        return _whole(name, tensor, *self._specs[tensor].shape)
 
     def _third(self, name: str) -> Module | None:
         """The queries, keys or values of a file's attn_qkv, where a class has a module for each."""
@@ -295,25 +294,11 @@ def _experts(model: Model, layout: ModuleLayout) -> Iterator[Module]:
             if not experts:
                 continue
             at = f"{layout.layers}.{i}.{experts}"
-            if layout.apart:
-                yield from _each_expert(
-                    model, at, [f"blk.{i}.ffn_{x}_{kind}" for x in _PARTS], layout
-                )
-            else:
+            if layout.apart is None:
                 yield from _stacks(model, layout, at, i)
-
-
-def _each_expert(
-    model: Model, at: str, tensors: list[str], layout: ModuleLayout
-) -> Iterator[Module]:
-    assert layout.apart is not None
-    for tensor, name in zip(tensors, layout.apart, strict=True):
-        yield from _each_of(model, tensor, f"{at}.{{}}.{name}")
-
-
-def _modules_of_lists(model: Model, layout: ModuleLayout) -> Iterator[Module]:
-    for name, tensor in layout.lists.items():
-        yield from _each_of(model, tensor, f"{name}.{{}}")
+                continue
+            for x, name in zip(_PARTS, layout.apart, strict=True):
+                yield from _each_of(model, f"blk.{i}.ffn_{x}_{kind}", f"{at}.{{}}.{name}")
 
 
 def _each_of(model: Model, tensor: str, name: str) -> Iterator[Module]:
@@ -321,10 +306,13 @@ def _each_of(model: Model, tensor: str, name: str) -> Iterator[Module]:
     specs = model.parts.decoder.tensors()
     if f"{tensor}.weight" in specs:
         n, n_out, n_in = specs[f"{tensor}.weight"].shape
-        rows, columns = np.arange(n_out), np.arange(n_in)
-        for i in range(n):
-            part = ModulePart(f"{tensor}.weight", rows, columns, i)
-            yield Module(name.format(i), (n_out, n_in), (part,))
+        yield from (_whole(name.format(i), f"{tensor}.weight", n_out, n_in, i) for i in range(n))
+
+
+def _whole(name: str, tensor: str, n_out: int, n_in: int, expert: int | None = None) -> Module:
+    """The module that is a tensor, or one matrix of a stack."""
+    part = ModulePart(tensor, np.arange(n_out), np.arange(n_in), expert)
+    return Module(name, (n_out, n_in), (part,))
 
 
 def _stacks(model: Model, layout: ModuleLayout, at: str, i: int) -> Iterator[Module]:
