@@ -87,15 +87,11 @@ ADAPTERS: dict[str, Any] = {
 
 
 CONTROL_ALIASES = ("control-vector-scaled",)
-MODEL_ALIASES = ("model-name-or-path", "base-model")
-model_option = grouped_option(
-    "model",
-    "-m --model",
-    "GGUF model, or OWNER/NAME:TYPE of the hub",
-    type=MODEL,
-    required=True,
-    aliases=MODEL_ALIASES,
-)
+ONE_MODEL: dict[str, Any] = {
+    "help": "GGUF model, or OWNER/NAME:TYPE of the hub",
+    "aliases": ("model-name-or-path", "base-model"),
+}
+model_option = grouped_option("model", "-m --model", **ONE_MODEL, type=MODEL, required=True)
 lora_option = grouped_option(
     "model", "--lora", "adapter to use with it; of several the updates add up", **ADAPTERS
 )

@@ -19,7 +19,7 @@ from pyggml.cli.terminal.devices import WHERE
 from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
-    MODEL_ALIASES,
+    ONE_MODEL,
     Adapter,
     AdapterStack,
     ModelSource,
@@ -43,7 +43,7 @@ from pyggml.lora.evaluate.classes import labels_of
     "pyggml eval -m model.gguf --lora adapter.gguf -f questions.jsonl --json",
     params=[*settings_options(EvalConfig, {})],
 )
-@grouped_option("model", "-m --model", "GGUF model", type=MODEL, aliases=MODEL_ALIASES)
+@grouped_option("model", "-m --model", **ONE_MODEL, type=MODEL)
 @lora_option
 @control_options
 @grouped_option(

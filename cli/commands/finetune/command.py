@@ -30,7 +30,7 @@ from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import (
     ADAPTERS,
-    MODEL_ALIASES,
+    ONE_MODEL,
     Names,
     Size,
     settings_options,
@@ -128,13 +128,7 @@ _DEVICES = (
     "with --gpu-layers or --split each of several computes some blocks"
 )
 _OPTIONS = [
-    _path(
-        "-m",
-        "--model",
-        group="model",
-        help="GGUF model, or OWNER/NAME:TYPE of the hub",
-        aliases=MODEL_ALIASES,
-    ),
+    _path("-m", "--model", group="model", **ONE_MODEL),
     _path(
         "--init",
         group="model",

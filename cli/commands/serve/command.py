@@ -13,7 +13,7 @@ from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
 from pyggml.cli.terminal.options import (
     CONTROL_ALIASES,
-    MODEL_ALIASES,
+    ONE_MODEL,
     Adapter,
     AdapterFile,
     check_control_layers,
@@ -60,13 +60,7 @@ class NamedAdapter(Reads, WordType):
     ],
     quiet="address or settings",
 )
-@grouped_option(
-    "model",
-    "-m --model",
-    "GGUF model, or OWNER/NAME:TYPE of the hub",
-    type=MODEL,
-    aliases=MODEL_ALIASES,
-)
+@grouped_option("model", "-m --model", **ONE_MODEL, type=MODEL)
 @grouped_option(
     "model",
     "--models",
