@@ -170,7 +170,7 @@ class AnswerObjective(Objective):
     ) -> Feed:
         from pyggml.lora.data.windows.answers import Preferences  # other runs start without it
 
-        parts = [part for part in (corpus.train, corpus.validation) if part is not None]
+        parts = corpus.parts
         if not all(isinstance(part, Preferences) for part in parts):
             fault = f"is {self.name}, but the corpus has no preferences"
             raise ConfigError([("objective", fault)])

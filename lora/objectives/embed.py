@@ -124,8 +124,7 @@ class Embed(Objective):
     ) -> TextVectorFeed:
         if corpus.about.get(READS) != self.rows:
             raise ConfigError([("objective", "is embed, but the corpus has no groups of texts")])
-        sides = [side for side in (corpus.train, corpus.validation) if side is not None]
-        room = max((_n_texts(side) for side in sides), default=1)
+        room = max(map(_n_texts, corpus.parts))
         return TextVectorFeed(self.pooling_of(model.config), room, config.batch)
 
 

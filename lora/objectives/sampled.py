@@ -146,7 +146,7 @@ class SampledObjective(Objective):
 
 def check_prompts(corpus: Corpus, objective: SampledObjective) -> None:
     """ConfigError for a corpus of other rows, and for prompts that leave too little room."""
-    parts = [part for part in (corpus.train, corpus.validation) if part is not None]
+    parts = corpus.parts
     if not all(isinstance(part, Prompts) for part in parts):
         fault = f"is {objective.name}, but the corpus has no prompts"
         raise ConfigError([("objective", fault)])

@@ -148,8 +148,7 @@ class TaughtObjective(Objective):
             answers = TeacherFile(file)
             answers.check(model, corpus, self.teacher_temperature)
             return answers
-        cards = [b for b in model.devices.backends if not b.is_host]
-        teacher = load(path, compute=model.compute, backends=cards)
+        teacher = load(path, compute=model.compute, backends=model.devices.beside_host)
         check_same_tokens(teacher.file, model.file)
         if corpus.train.ctx > teacher.config.n_ctx:
             fault = f"is {corpus.train.ctx}, wanted at most the teacher's {teacher.config.n_ctx}"

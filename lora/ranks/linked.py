@@ -21,7 +21,7 @@ def links_to_ranks(devices: Devices, ranks: Ranks) -> tuple[Backend, Links] | No
     """This rank's device, and the ways from it to those of all other ranks. None where there are
     none, which a warning of the first rank explains if there are devices. All ranks call this.
     """
-    cards = [b for b in devices.backends if not b.is_host]
+    cards = devices.beside_host
     links, word, fault = None, "", _SEVERAL if devices.homes else ""
     try:
         links = cards[0].links() if cards and not fault else None

@@ -88,7 +88,7 @@ class GroupSampler:
 
     @property
     def _is_on_host(self) -> bool:
-        return all(backend.is_host for backend in self.model.devices.backends)
+        return not self.model.devices.have_copies
 
     def begin(self, arenas: Arenas | None) -> None:
         """Begin a lesson, after other programs may have run in these arenas; None: in memory of

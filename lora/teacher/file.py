@@ -39,11 +39,6 @@ def document_keys(data: Dataset) -> Iterator[tuple[int, int]]:
         yield int.from_bytes(digest.digest(), "little", signed=True), int(learned.sum())
 
 
-def parts_of(corpus: Corpus) -> list[Dataset]:
-    """The windows that are trained on, and those held out."""
-    return [part for part in (corpus.train, corpus.validation) if part is not None]
-
-
 class TeacherFile:
     """Distributions that a teacher made beforehand. Raises DataError for a file that has none."""
 
@@ -93,7 +88,7 @@ class TeacherFile:
             origin = f"was made at {self._temperature:g}"
             fault = f"is {temperature:g}, but {self.path} {origin}, wanted the same"
             raise ConfigError([("teacher_temperature", fault)])
-        each = [pair for part in parts_of(corpus) for pair in document_keys(part)]
+        each = [pair for part in corpus.parts for pair in document_keys(part)]
         n_lacking = sum(self._first(*pair) is None for pair in each)
         if not n_lacking:
             return

@@ -15,7 +15,7 @@ from pyggml.errors import GGUFError, PyggmlError
 from pyggml.gguf.identity import identity
 from pyggml.graph.dtypes import F16, I32, I64, DType
 from pyggml.lora.data import Corpus, Dataset
-from pyggml.lora.teacher.file import TEMPLATE, TYPE, document_keys, parts_of
+from pyggml.lora.teacher.file import TEMPLATE, TYPE, document_keys
 from pyggml.lora.teacher.model import TeacherModel
 from pyggml.model import Model
 from pyggml.runtime import Arenas, Program, bind, schedule
@@ -50,7 +50,7 @@ class TeachPlan:
     def of(cls, corpus: Corpus) -> TeachPlan:
         first: dict[int, int] = {}
         windows, n = list[tuple[int, int]](), 0
-        for p, part in enumerate(parts_of(corpus)):
+        for p, part in enumerate(corpus.parts):
             for w in range(len(part)):
                 before = n
                 for key, count in document_keys(part.part(np.array([w]))):
@@ -85,7 +85,7 @@ class Teaching:
     def __init__(
         self, model: Model, corpus: Corpus, path: Path, k: int = 64, temperature: float = 1.0
     ) -> None:
-        self._model, self._parts, self.path = model, parts_of(corpus), path
+        self._model, self._parts, self.path = model, corpus.parts, path
         n_vocab = len(used_tokens(model.file)) or model.config.n_vocab
         self._how = n_vocab, k, temperature
         self.k = min(k, n_vocab)

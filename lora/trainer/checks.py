@@ -26,9 +26,9 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
     routers = (name for name in model.parts.weights if name.endswith("ffn_gate_inp.weight"))
     if config.router_aux_loss_coef and not any(routers):
         faults.append(("router_aux_loss_coef", "wants a mixture of experts: this model has none"))
-    cards = [b.name for b in model.devices.backends if not b.is_host]
+    cards = model.devices.beside_host
     if config.step_in_backward and cards:
-        why = f"is True: on the CPU alone, and the model is on {cards[0]}"
+        why = f"is True: on the CPU alone, and the model is on {cards[0].name}"
         faults.append(("step_in_backward", why))
     if config.step_in_backward and ranks.size > 1:
         why = f"is for one process, not {ranks.size}: a step waits for no other's gradient"
@@ -40,12 +40,11 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
         usual, names = TrainConfig(), ("patience", "keep_best", "val_windows", "val_every")
         needing = [n for n in names if getattr(config, n) not in (0, getattr(usual, n))]
         faults += [(name, "wants text that is held out, and none is") for name in needing]
-    parts = [part for part in (corpus.train, corpus.validation) if part is not None]
-    if any(part.ctx != ctx for part in parts):
-        faults.append(("ctx", f"is {ctx}, but the windows held out have {parts[-1].ctx} tokens"))
+    if (held := corpus.parts[-1].ctx) != ctx:
+        faults.append(("ctx", f"is {ctx}, but the windows held out have {held} tokens"))
     if faults:
         raise ConfigError(faults)
-    for part in parts:
+    for part in corpus.parts:
         for block in part.blocks():
             model.check_tokens(block.tokens.reshape(-1))
 
@@ -57,8 +56,8 @@ def check_alike(ranks: Ranks, run: Mapping[str, Any], model: Model) -> None:
     """
     if ranks.size == 1:
         return
-    cards = [b.about for b in model.devices.backends if not b.is_host]
-    computed = asdict(RunArithmetic.by(model)) | {"device": ", ".join(cards) or "cpu"}
+    cards = ", ".join(b.about for b in model.devices.beside_host)
+    computed = asdict(RunArithmetic.by(model)) | {"device": cards or "cpu"}
     told = ranks.texts(json.dumps([run, {"computed": computed}]))
     of_first = json.loads(told[0])
     for rank, text in enumerate(told):

@@ -88,7 +88,7 @@ class RunPlan:
     @property
     def n_first(self) -> int:
         """Steps whose time tells nothing: one may compile, on a device another captures."""
-        return 1 + any(not b.is_host for b in self.model.devices.backends)
+        return 1 + self.model.devices.have_copies
 
     def reserve(self) -> RunMemory:
         """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""

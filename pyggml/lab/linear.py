@@ -33,7 +33,7 @@ def exact(model: Model) -> Model:
     That of another device stays as it was opened, and is warned of unless it was for
     compute="f32".
     """
-    devices = [b for b in model.devices.backends if not b.is_host]
+    devices = model.devices.beside_host
     if devices and model.compute != "f32":
         warn(
             f"products round on {devices[0].name}: load(…, compute='f32') is exact",

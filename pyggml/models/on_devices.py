@@ -95,7 +95,7 @@ class ModelOnDevices:
 
         Raises ConfigError for shares that are not one for each device.
         """
-        devices = [b for b in self.devices.backends if not b.is_host]
+        devices = self.devices.beside_host
         placement = Placement.of(self.config.n_layer, self.backend, devices, n_layers, shares)
         self.devices.homes, self.devices.first = placement.homes, placement.first
         self.placement = placement
@@ -156,7 +156,7 @@ class ModelOnDevices:
     ) -> Placement | None:
         """Place a model's blocks, as `load` says. None: on the one device are all."""
         n_all = self.config.n_layer + 1
-        devices = [b for b in self.devices.backends if not b.is_host]
+        devices = self.devices.beside_host
         n = n_all if gpu_layers in ("all", "auto") else gpu_layers
         if isinstance(n, str) or n < 0:
             choice = "wanted the number of blocks on the device, all or auto"

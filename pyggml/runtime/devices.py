@@ -59,6 +59,11 @@ class Devices:
         self._said: set[tuple[str, str]] = set()
 
     @property
+    def beside_host(self) -> Sequence[Backend]:
+        """The devices beside the host, in their order."""
+        return [*self._copies]
+
+    @property
     def have_copies(self) -> bool:
         """Whether there is a device beside the host."""
         return bool(self._copies)

@@ -16,7 +16,6 @@ from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus
 from pyggml.lora.objectives.distill import Distill
 from pyggml.lora.teacher import TeacherFile, Teaching
-from pyggml.lora.teacher.file import parts_of
 
 from runs import steps
 
@@ -134,7 +133,7 @@ def read(path, student, corpus):
     """All that a file says of a text; each is what a teacher may say."""
     file = TeacherFile(gguf.open(path))
     file.check(student, corpus, 1.0)
-    parts = [(part, w) for part in parts_of(corpus) for w in range(len(part))]
+    parts = [(part, w) for part in corpus.parts for w in range(len(part))]
     said = [file.distributions((), *each) for each in parts]
     for d in said:
         assert ((d.ids >= 0) & (d.ids < N_VOCAB)).all() and (d.log_probs < 1e-3).all()

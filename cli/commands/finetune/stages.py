@@ -399,7 +399,7 @@ class Run:
         """A second process that compiles for the CPU, unless memory is limited: it takes 300 MB of
         its own."""
         job, trainer = self.job, self.trainer
-        if any(not b.is_host for b in trainer.model.devices.backends):
+        if trainer.model.devices.have_copies:
             return nullcontext(lambda: None)
         graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
         lora = results.lora_of(self.trained) if job.max_memory is None else None

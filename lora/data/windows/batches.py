@@ -240,10 +240,14 @@ class Corpus:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def parts(self) -> list[Dataset]:
+        """The windows to train on, and those held out if there are any."""
+        return [part for part in (self.train, self.validation) if part is not None]
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """The lengths in which windows are computed, ascending."""
-        parts = [part for part in (self.train, self.validation) if part is not None]
-        of_parts = [[p.ctx] if p.lengths is None else p.lengths for p in parts]
+        of_parts = [[p.ctx] if p.lengths is None else p.lengths for p in self.parts]
         return tuple(np.unique(np.concatenate(of_parts)).tolist())
 
     @property
@@ -264,9 +268,7 @@ class Corpus:
     def digest(self) -> str:
         """SHA-256 of every window: two runs with the same digest read the same numbers."""
         digest = hashlib.sha256()
-        for part in (self.train, self.validation):
-            if part is None:
-                continue
+        for part in self.parts:
             for array in part.arrays:
                 if array is not None:
                     digest.update(repr(array.shape).encode())
