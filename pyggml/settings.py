@@ -22,8 +22,8 @@ from typing import Any
 from pyggml.errors import ConfigError, Fault, suggestion
 
 _MOST_SAID = 80  # characters of a value in a sentence
-_NUMBER = r"(-?[\d.]+(?:e-?\d+)?)"
-_RANGE = re.compile(rf"(above )?{_NUMBER}(?: or more|(?: to |, (at most|below) ){_NUMBER})?")
+_NUMBER = r"(-?[\d.]+(?:e-?\d+)?|2\^\d+)"
+_RANGE = re.compile(rf"(above )?{_NUMBER}(?: or more|(?: to|,)( at most| below)? {_NUMBER})?")
 GROUPS = ("model", "data", "sampling", "adapter", "optimiser", "memory", "server", "output")
 
 
@@ -56,17 +56,22 @@ of_model, of_data, of_sampling, of_adapter, of_optimiser, of_memory, of_server, 
 
 
 def numbers_in(words: str) -> Callable[[Any], bool]:
-    """Whether a value is in a range, such as "0 to 1", "1 or more", "above 0, at most 10" or "above
-    0, below 1"; any value is in "". ValueError for other words."""
+    """Whether a value is in a range, such as "0 to 2^20", "0 to below 1", "1 or more", "above 0, at
+    most 10" or "above 0, below 1"; any value is in "". ValueError for other words."""
     if not words:
         return lambda value: True
     match = _RANGE.fullmatch(words)
     if match is None:
         raise ValueError(f"{words!r} is no range of numbers")
-    above, low, below, high = match.groups()
-    least, most = float(low), float(high or "inf")
-    from_least, to_most = lt if above else le, le if high and below != "below" else lt
+    above, low, bound, high = match.groups()
+    least, most = _number(low), _number(high or "inf")
+    from_least, to_most = lt if above else le, le if high and bound != " below" else lt
     return lambda value: from_least(least, value) and to_most(value, most)
+
+
+def _number(word: str) -> float:
+    base, power, exponent = word.partition("^")
+    return float(base) ** int(exponent) if power else float(word)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class LoraConfig(Settings):
 
     rank: int = of_adapter(8, "rank r of the update", "1 to 4096", aliases=("lora-r",), common=True)
     alpha: float = of_adapter(
-        16.0, "scale of the update, times 1 / rank", "above 0", lambda a: 0 < a < 1e6, common=True
+        16.0, "scale of the update, times 1 / rank", "above 0, below 1e6", common=True
     )
     modules: tuple[str, ...] | None = of_adapter(
         None,
@@ -74,9 +74,7 @@ class LoraConfig(Settings):
         "patterns with a number above 0 each",
         _patterns_fit(1e-6, 1e6, int, float),
     )
-    dropout: float = of_adapter(
-        0.0, "dropout on the input of A, in training alone", "0 to below 1", lambda p: 0 <= p < 1
-    )
+    dropout: float = of_adapter(0.0, "dropout on the input of A, in training alone", "0 to below 1")
     init: str = of_adapter(
         "kaiming",
         "initial A and B: kaiming (A random, B zero), or pissa (the principal singular vectors of "

@@ -30,8 +30,7 @@ class Combination(Settings):
         None,
         "in place of a rank: the share of each update, by its root mean square, that may be left "
         "out; the rank is the lowest that does, tensor by tensor",
-        "0 or more and below 1",
-        lambda x: x is None or 0 <= x < 1,
+        "0 to below 1",
         like=0.1,
     )
     density: float = of_output(

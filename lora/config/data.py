@@ -36,7 +36,6 @@ class DataConfig(Settings):
         256,
         "tokens of a training sequence (window)",
         "2 to 2^20",
-        lambda n: 2 <= n <= 1 << 20,
         aliases=("max-seq-length", "max-length", "sequence-len", "cutoff-len", "ctx-size"),
         brief="tokens of a training sequence (window)",
         common=True,

@@ -28,7 +28,6 @@ class EvalConfig(Settings):
         f"tokens of a chunk of text or a window of rows (default: {_CTX}), and the most that are "
         "read of a question (default: the model's context)",
         "4 to 2^20",
-        lambda n: n is None or 4 <= n <= 1 << 20,
         aliases=("ctx-size", "max-length"),
         common=True,
         brief=f"tokens of a chunk of text or a window of rows [{_CTX}]",

@@ -92,9 +92,7 @@ class TrainConfig(Settings):
         "decay phase of wsd (warm-up, stable, decay), as a share of the steps after the warm-up",
         "above 0, at most 1",
     )
-    lr_min: float = of_optimiser(
-        0.0, "learning rate at the end", "0 or more", lambda x: 0 <= x <= 10
-    )
+    lr_min: float = of_optimiser(0.0, "learning rate at the end", "0 to 10")
     warmup_steps: int = of_optimiser(
         None,
         "warm-up steps, in which the learning rate rises; at most half of all steps",
@@ -120,8 +118,7 @@ class TrainConfig(Settings):
     clip: float = of_optimiser(
         1.0,
         "gradient clipping: largest norm of the gradient over all parameters (0: none)",
-        "0 or more",
-        lambda x: 0 <= x < 1e30,
+        "0 to 1e30",
         aliases=("max-grad-norm",),
     )
     beta1: float = of_optimiser(
@@ -147,8 +144,7 @@ class TrainConfig(Settings):
         0.0,
         "NEFTune: noise on the embeddings in training, at most this / √(tokens of the document · "
         "size of an embedding) (5 is usual, 0: none)",
-        "0 or more",
-        lambda x: 0 <= x < 1e6,
+        "0 to 1e6",
         aliases=("neftune-noise-alpha",),
     )
 
@@ -157,8 +153,7 @@ class TrainConfig(Settings):
         "of mixtures of experts: times the balance loss of Switch Transformers, by which routers "
         "load their experts alike (0.001 to 0.02 are usual; a GGUF file does not say what its "
         "model was trained with; 0: none)",
-        "0 or more",
-        lambda x: 0 <= x < 1e6,
+        "0 to 1e6",
     )
 
     # -- memory and speed -----------------------------------------------------------------------

@@ -26,8 +26,7 @@ class DPO(PairObjective):
     label_smoothing: float = of_optimiser(
         0.0,
         "label smoothing: the share of pairs whose labels are taken to be swapped",
-        "at least 0 and below 0.5",
-        lambda x: 0 <= x < 0.5,
+        "0 to below 0.5",
     )
 
     def loss(self, net: LossNet, batch: AnswerLeaves) -> Outputs:

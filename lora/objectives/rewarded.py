@@ -115,8 +115,7 @@ class RewardObjective(SampledObjective):
     reward_seconds: float = of_optimiser(
         10.0,
         "seconds that a reward of an answer may take (0: any)",
-        "0 or more",
-        lambda x: 0 <= x < 1e6,
+        "0 to 1e6",
     )
     reward_faults: str = of_optimiser(
         "stop",
@@ -145,8 +144,7 @@ class RewardObjective(SampledObjective):
     kl_weight: float = of_optimiser(
         0.0,
         "β, the weight of the KL from the model as it was (0: none)",
-        "0 or more",
-        lambda x: 0 <= x < 1000,
+        "0 to 1000",
     )
     iterations: int = of_optimiser(
         1, "steps that train on the same answers", "1 to 1024", aliases=("num-iterations",)

@@ -91,8 +91,7 @@ class TaughtObjective(Objective):
         64,
         "the likeliest tokens of which a model's probabilities are learned, all others count as "
         "one; a file has its own number",
-        "1 to 65,536",
-        lambda k: 1 <= k <= 1 << 16,
+        "1 to 65536",
     )
     teacher_temperature: float = of_optimiser(
         1.0, "τ, which divides the logits of teacher and student", "0.1 to 100"

@@ -193,7 +193,7 @@ def test_what_cannot_be_combined_is_refused(base, stacked, files, tmp_path):
     with pytest.raises(ConfigError) as caught:
         Combination(method="mean", rank=0, error=1.0, density=0)
     for words in ("method is 'mean', wanted one of", "rank is 0,", "density is 0, wanted above 0",
-                  "error is 1.0, wanted 0 or more and below 1", "given beside a rank"):  # fmt: skip
+                  "error is 1.0, wanted 0 to below 1", "given beside a rank"):  # fmt: skip
         assert words in str(caught.value)
     with pytest.raises(ConfigError, match="lora has the weight 0"):
         combine(base.with_adapter_files((files[0], 0.0)), out)

@@ -108,6 +108,8 @@ def test_limits_are_where_they_are_said_to_be():
         ("-1 to 0.5", [-1, 0.5], [-1.1, 0.6, float("nan")]),
         ("above 0, at most 10", [1e-9, 10], [0, 10.1]),
         ("above 0, below 1e3", [999], [0, 1000]),
+        ("0 to below 1", [0, 0.9], [-1e-9, 1]),
+        ("2 to 2^20", [2, 1 << 20], [1, (1 << 20) + 1]),
     ],
 )
 def test_a_range_follows_from_its_words(words, within, outside):
