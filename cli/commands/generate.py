@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyggml import Model
 from pyggml.chat import MODEL, ChatEncoder, answer_ending, carries_template
 from pyggml.chat.messages import BadValue
-from pyggml.cli.terminal.chat_templates import (
-    chat_template_kwargs_option,
-    chat_template_option,
-    choose_template,
-    template_for,
-)
+from pyggml.cli.terminal.chat_templates import chat_template_options, choose_template, template_for
 from pyggml.cli.terminal.data_files import columns_option, data_option
 from pyggml.cli.terminal.generation import (
     Pace,
@@ -72,8 +67,7 @@ class _Prompt:
     "text",
     required=False,
 )
-@chat_template_option(common=False)
-@chat_template_kwargs_option()
+@chat_template_options(common=False)
 @continue_last_option
 @grouped_option("text", "--json as_json", "print a line of JSON for each prompt", is_flag=True)
 @n_tokens_option("most tokens to write", default=128, show_default=True)

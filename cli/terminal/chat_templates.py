@@ -23,9 +23,9 @@ from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 
 
-def chat_template_option(group: str = "text", common: bool = True) -> Callable[[F], F]:
-    """--chat-template."""
-    return grouped_option(
+def chat_template_options(group: str = "text", common: bool = True) -> Callable[[F], F]:
+    """--chat-template and --chat-template-kwargs."""
+    template = grouped_option(
         group,
         "--chat-template",
         f"chat template: model is the one in its file; {', '.join(BUILT_IN)}; or a file "
@@ -35,11 +35,7 @@ def chat_template_option(group: str = "text", common: bool = True) -> Callable[[
         common=common,
         brief="chat template, a name or a file",
     )
-
-
-def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
-    """--chat-template-kwargs."""
-    return grouped_option(
+    inputs = grouped_option(
         group,
         "--chat-template-kwargs",
         'further inputs of the chat template: {"enable_thinking": false}',
@@ -48,6 +44,7 @@ def chat_template_kwargs_option(group: str = "text") -> Callable[[F], F]:
         show_default=False,
         common=False,
     )
+    return lambda function: template(inputs(function))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,7 @@ from pyggml.chat.messages import BadValue
 from pyggml.cli.commands.chat.console import Console
 from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.commands.chat.lines import END_KEYS
-from pyggml.cli.terminal.chat_templates import (
-    chat_template_kwargs_option,
-    chat_template_option,
-    template_for,
-)
+from pyggml.cli.terminal.chat_templates import chat_template_options, template_for
 from pyggml.cli.terminal.data_files import columns_option, data_option
 from pyggml.cli.terminal.generation import (
     CTX,
@@ -56,8 +52,7 @@ _OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left ou
 @model_options
 @draft_option
 @system_option
-@chat_template_option()
-@chat_template_kwargs_option()
+@chat_template_options()
 @data_option(
     "begin with this conversation, as /save writes it; of several with the last",
     "--messages",

@@ -6,11 +6,7 @@ from typing import Any
 from pyggml import Model, load
 from pyggml.chat import MODEL, ChatTemplate, answer_ending, find_template, find_turns
 from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
-from pyggml.cli.terminal.chat_templates import (
-    chat_template_kwargs_option,
-    chat_template_option,
-    choose_template,
-)
+from pyggml.cli.terminal.chat_templates import chat_template_options, choose_template
 from pyggml.cli.terminal.generation import (
     CTX,
     ctx_option,
@@ -55,8 +51,7 @@ _WITHOUT = (
 @model_option
 @grouped_option("model", "--lora", "adapter to use with it", **ADAPTERS)
 @system_option
-@chat_template_option()
-@chat_template_kwargs_option()
+@chat_template_options()
 @ctx_option(16, f"most tokens of a chat (default: {CTX}, or the model's if that has fewer)")
 @grouped_option(
     "output", "-o --output", "file to write", type=OutputPath(MODELFILE), default=Path("Modelfile")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pyggml.cli.commands.serve.limits import Limits
-from pyggml.cli.terminal.chat_templates import chat_template_kwargs_option, chat_template_option
+from pyggml.cli.terminal.chat_templates import chat_template_options
 from pyggml.cli.terminal.generation import sampling_of, sampling_options
 from pyggml.cli.terminal.help import grouped_command, grouped_option
 from pyggml.cli.terminal.hub import MODEL
@@ -108,8 +108,7 @@ class NamedAdapter(Reads, WordType):
     metavar="NAME",
     common=False,
 )
-@chat_template_option("model", common=False)
-@chat_template_kwargs_option("model")
+@chat_template_options("model", common=False)
 @compute_options
 @grouped_option("server", "--host", "address  [default: 127.0.0.1]", default="127.0.0.1")
 @grouped_option(
