@@ -94,7 +94,7 @@ def run(job: Job, around: Around, ranks: Ranks = ALONE) -> int:
     writes = ranks.is_first and not (job.dry_run or job.previews_only)
     with lock.hold(job.output) if writes else nullcontext():
         with recorded_rows() as rows, progress_lines():
-            prepared = Run(*_prepare(job, ranks), rows, around)
+            prepared = PreparedRun(*_prepare(job, ranks), rows, around)
         return prepared.do()
 
 
@@ -259,7 +259,7 @@ def _with_rest(error: PyggmlError, left: Sequence[str], trainer: Trainer) -> Pyg
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PreparedRun:
     """A job that is prepared: all that comes before its first step is done, and was told.
 
     prompt   of the answers before and after, ids
