@@ -152,9 +152,9 @@ class _Measuring(NodeTransformer):
 
 def _filter(name: str, value: nodes.Expr, at: nodes.Node) -> nodes.Filter:
     """What a filter makes of a value, on the line of a node."""
-    made = nodes.Filter(value, name, [], [], None, None)
-    made.set_lineno(at.lineno)
-    return made
+    filtered = nodes.Filter(value, name, [], [], None, None)
+    filtered.set_lineno(at.lineno)
+    return filtered
 
 
 def _wrap(node: nodes.Expr) -> nodes.Expr:

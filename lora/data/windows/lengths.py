@@ -70,8 +70,8 @@ def refuse_longer(
     n_long = np.count_nonzero(lengths > most)
     if n_long:
         i = int(lengths.argmax())
-        others = f", the most of {n_long} that are too long" if n_long > 1 else ""
+        rest = f", the most of {n_long} that are too long" if n_long > 1 else ""
         raise DataError(
-            f"{place(i).file}: {place(i)} has {lengths[i]} tokens{note}{others}, wanted at most "
+            f"{place(i).file}: {place(i)} has {lengths[i]} tokens{note}{rest}, wanted at most "
             f"{most}, {about}"
         )
