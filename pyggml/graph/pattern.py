@@ -9,6 +9,7 @@ Each line names a node, its op and its sources; a name stands for one tensor thr
     out_prod(a, transpose(d))        a source that is a node without a name
     mul_mat(w, view(x))              a source that shows the numbers of x, by whatever view
     wide_rows(x, *more)              further sources, whatever they are
+    unit = saved(both)               what a node saves
     _rows = repeat(x)                a node, m.rows, that stays, so that others may read it
 """
 
@@ -142,7 +143,8 @@ class _Search(NamedTuple):
     def _readers(self, t: Tensor, by_view: bool) -> list[Tensor]:
         """The nodes that read t, the nearest before the first node of the search first."""
         readers = self.graph.users[t.root] if by_view else self.graph.readers[t]
-        behind = {r: self.place - self.graph.places[r] for r in readers}
+        saved = (s for s in t.saved if s in self.graph.places)
+        behind = {r: self.place - self.graph.places[r] for r in (*readers, *saved)}
         if self.reach is not None:
             behind = {r: n for r, n in behind.items() if 0 < n <= self.reach}
         return sorted(behind, key=lambda r: (behind[r] < 0, abs(behind[r])))

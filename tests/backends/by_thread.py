@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import traceback
+from collections import Counter
 from types import SimpleNamespace
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
@@ -38,6 +39,12 @@ class Cuda:
 
     def __getattr__(self, name):
         return getattr(own, name)
+
+    def grid(self, _):
+        return own.blockIdx.x * own.blockDim.x + own.threadIdx.x
+
+    def gridsize(self, _):
+        return own.gridDim.x * own.blockDim.x
 
     def syncthreads(self):
         own.block.wait()
@@ -132,6 +139,73 @@ def warp_sum(x):
     return x
 
 
+def rounded(x):
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widened(x):
+    return (np.asarray(x, np.uint32) << 16).view(np.float32)
+
+
+def two_bf16(first, second):
+    low, high = rounded([first, second])
+    return np.uint32(int(low) | int(high) << 16)
+
+
+def halves(word):
+    return [widened(int(word) & 0xFFFF), widened(int(word) >> 16)]
+
+
+def multiply_tile(c, a, b0, b1):
+    """As the PTX manual has the fragments of m16n8k16."""
+    warp, lane = own.warp, own.lane
+    warp.slots[lane] = a, (b0, b1)
+    warp.barrier.wait()
+    g, t = lane >> 2, lane & 3
+    lefts = [warp.slots[4 * g + i][0] for i in range(4)]
+    columns = (2 * t, 2 * t + 1)
+    rights = [[warp.slots[4 * column + i][1] for i in range(4)] for column in columns]
+    sums = []
+    for row in range(2):
+        for right in rights:
+            total = 0.0
+            for i in range(4):
+                for half in range(2):
+                    x, y = halves(lefts[i][row + 2 * half]), halves(right[i][half])
+                    total += float(x[0] * y[0]) + float(x[1] * y[1])
+            sums.append(total)
+    warp.barrier.wait()
+    return tuple(np.float32(float(x) + y) for x, y in zip(c, sums, strict=True))
+
+
+def add_tile(sums, i, a, b0, b1):
+    sums[i] = multiply_tile(sums[i], a, b0, b1)
+
+
+def turned(word):
+    """An 8×8 matrix transposed, of which each lane has two numbers of a row."""
+    warp, lane = own.warp, own.lane
+    warp.slots[lane] = [int(word) & 0xFFFF, int(word) >> 16]
+    warp.barrier.wait()
+    row, first = lane >> 2, 2 * (lane & 3)
+    low, high = (warp.slots[4 * r + (row >> 1)][row & 1] for r in (first, first + 1))
+    warp.barrier.wait()
+    return np.uint32(low | high << 16)
+
+
+def load_words(array, at):
+    assert at % 16 == 0, f"16 bytes are read at {at}"
+    return tuple(np.uint32(w) for w in array.view(np.uint8)[at : at + 16].view(np.uint32))
+
+
+def store_words(array, at, *words):
+    put(array.view(np.uint8), at, *words)
+
+
+ptx.two_bf16, ptx.add_tile, ptx.turned = two_bf16, add_tile, turned
+ptx.load_words, ptx.store_words = load_words, store_words
+ptx.power_of_two = np.exp2
 ptx.commit_copies = ptx.await_copies = ptx.await_all_but_one = lambda: None
 ptx.copy_16 = copy_16
 ptx.as_float = lambda word: np.uint32(int(word)).view(np.float32)
@@ -163,7 +237,8 @@ class Block:
         self.memory, self.fixed = np.full(n_bytes, 0xA5, np.uint8), {}
         self.barrier = threading.Barrier(n_threads)
         self.warps = [Warp() for _ in range(n_threads // LANES)]
-        self.missing, self.has_come = 0, threading.Condition()  # bytes that others are to send
+        self.missing = Counter()  # of each barrier, the bytes that others are still to send
+        self.has_come = threading.Condition()
 
     def shared_array(self, shape, dtype, _aligned=0):
         if shape == 0:
@@ -182,23 +257,29 @@ class Cluster:
     def mine(self):
         return self.blocks[own.blockIdx.x % len(self.blocks)]
 
-    def send(self, array, at, _barrier, block, x):
-        there, number = self.blocks[block], None
-        for n, one in self.mine().fixed.items():
-            number = n if one is array else number
-        to = there.memory if number is None else there.fixed[number].reshape(-1)
+    def number(self, array):
+        """Of an array of this block, by which it is known in others."""
+        return next((n for n, one in self.mine().fixed.items() if one is array), None)
+
+    def send(self, array, at, barrier, block, x):
+        there, number = self.blocks[block], self.number(array)
+        to = there.memory
+        if number is not None:  # which that block may not have come to
+            to = there.fixed.setdefault(number, np.zeros_like(array)).reshape(-1)
         to.view(np.float32)[at // 4] = x
         with there.has_come:
-            there.missing -= 4
+            there.missing[self.number(barrier)] -= 4
             there.has_come.notify_all()
 
-    def expect_bytes(self, _barrier, n):
-        self.mine().missing += int(n)
+    def expect_bytes(self, barrier, n):
+        with self.mine().has_come:
+            self.mine().missing[self.number(barrier)] += int(n)
 
-    def await_bytes(self, _barrier):
-        block = self.mine()
+    def await_bytes(self, barrier):
+        block, number = self.mine(), self.number(barrier)
         with block.has_come:
-            assert block.has_come.wait_for(lambda: not block.missing, 60), "bytes never came"
+            come = block.has_come.wait_for(lambda: not block.missing[number], 60)
+            assert come, "bytes never came"
 
     def abort(self):
         for each in (self.barrier, *(b.barrier for b in self.blocks)):

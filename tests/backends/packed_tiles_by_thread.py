@@ -3,24 +3,20 @@ thread of Python. It prints, for each product, what it is and its error.
 """
 
 import numpy as np
-from by_thread import bytes_of, copy_16, own, run_cluster, show, words_at
+from by_thread import (
+    bytes_of,
+    copy_16,
+    multiply_tile,
+    rounded,
+    run_cluster,
+    show,
+    two_bf16,
+    widened,
+    words_at,
+)
 
 from pyggml.backends.cuda.code import byte_ptx, ptx
 from pyggml.quants import dequantize, quantize
-
-
-def rounded(x):
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def widened(x):
-    return (np.asarray(x, np.uint32) << 16).view(np.float32)
-
-
-def two_bf16(first, second):
-    low, high = rounded([first, second])
-    return np.uint32(int(low) | int(high) << 16)
 
 
 def weights_of_bytes(word, scale, least, excess):
@@ -32,32 +28,6 @@ def weights_of_bytes(word, scale, least, excess):
 def copy_8(memory, to, source, at):
     assert at % 8 == 0 and to % 8 == 0, f"8 bytes are copied from {at} to {to}"
     memory[to : to + 8] = source[at : at + 8]
-
-
-def halves(word):
-    return [widened(int(word) & 0xFFFF), widened(int(word) >> 16)]
-
-
-def multiply_tile(c, a, b0, b1):
-    """As the PTX manual has the fragments of m16n8k16."""
-    warp, lane = own.warp, own.lane
-    warp.slots[lane] = a, (b0, b1)
-    warp.barrier.wait()
-    g, t = lane >> 2, lane & 3
-    lefts = [warp.slots[4 * g + i][0] for i in range(4)]
-    columns = (2 * t, 2 * t + 1)
-    rights = [[warp.slots[4 * column + i][1] for i in range(4)] for column in columns]
-    sums = []
-    for row in range(2):
-        for right in rights:
-            total = 0.0
-            for i in range(4):
-                for half in range(2):
-                    x, y = halves(lefts[i][row + 2 * half]), halves(right[i][half])
-                    total += float(x[0] * y[0]) + float(x[1] * y[1])
-            sums.append(total)
-    warp.barrier.wait()
-    return tuple(np.float32(float(x) + y) for x, y in zip(c, sums, strict=True))
 
 
 def group_multiplier(is_exact, sixteens):
@@ -75,7 +45,7 @@ def group_multiplier(is_exact, sixteens):
     return multiply
 
 
-ptx.two_bf16, byte_ptx.copy_8, byte_ptx.group_multiplier = two_bf16, copy_8, group_multiplier
+byte_ptx.copy_8, byte_ptx.group_multiplier = copy_8, group_multiplier
 byte_ptx.copy_16 = lambda memory, to, source, at: copy_16(memory, to, source, at, 16)
 ptx.plain = lambda *_, **__: lambda: None
 

@@ -42,6 +42,7 @@ from pyggml.runtime import Devices, results
 
 need("numba_cuda")
 PATTERNS = patterns()
+ON_THE_HOST = [name for name in PATTERNS if own_ops().keys().isdisjoint(name.split("+"))]
 GOLDEN = Path(__file__).parents[1] / "golden"
 PEERS = "exaone", "gemma3", "granite", "olmo2", "qwen3moe"
 MODELS = sorted((*GOLDEN.glob("models/*-*_*.gguf"), *(GOLDEN / f"peers/{p}.gguf" for p in PEERS)))
@@ -88,7 +89,7 @@ def fused_node(graph, name):
     return node
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", ON_THE_HOST)
 def test_what_a_fused_node_stands_for_computes_the_same(name, dry, on_host):
     (graph, changed), (same, changed_too) = sample_of(name), sample_of(name)
     assert name in {t.op.name for t in dry.rewritten(graph).nodes}
@@ -100,7 +101,7 @@ def test_what_a_fused_node_stands_for_computes_the_same(name, dry, on_host):
         np.testing.assert_allclose(a, b, rtol=0 if exact else 1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in PATTERNS if "+" in name])
+@pytest.mark.parametrize("name", [name for name in ON_THE_HOST if "+" in name])
 def test_a_reference_is_that_of_the_nodes(name, dry):
     """What the new node's op says that it computes is what the host computes."""
     graph, _ = sample_of(name)
@@ -229,7 +230,7 @@ def test_a_fused_node_changes_what_its_nodes_do(name, dry):
     node = fused_node(dry.rewritten(sample_of(name)[0]), name)
     apart = [root for t in node.params["of"].nodes for root in changed_by(t)]
     assert changed_by(node) == apart
-    assert bool(apart) == ("set_rows" in name or "advance" in name)
+    assert bool(apart) == any(op in name for op in ("set_rows", "advance", "gradient_of"))
 
 
 def test_every_op_that_a_table_names_is_one():
@@ -237,4 +238,4 @@ def test_every_op_that_a_table_names_is_one():
 
     tables = *rewrites.FUSIONS, *rewrites.EXPERT_UNITS, rewrites.GATED, rewrites.FORMULA
     named = {op for each in (*tables, rewrites.SUM) for op in ops_named(each.pattern)}
-    assert named <= OPS.keys() | own_ops().keys()
+    assert named <= OPS.keys() | own_ops().keys() | {"saved"}

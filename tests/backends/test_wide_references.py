@@ -3,6 +3,7 @@ those of experts, are in float64 what the plain graph computes."""
 
 import numpy as np
 import pytest
+from card_patterns import patterns, sample_of
 from extras import need
 
 from pyggml.backends.cpu import CPU
@@ -112,10 +113,12 @@ def values(graph):
     return [known[t] for t in graph.outputs]
 
 
-@pytest.mark.parametrize("keeps_u", [True, False])
-def test_each_pass_computes_what_the_graph_before_it_does(keeps_u):
-    from pyggml.backends.cuda.rewrites import LORA, SUM
+@pytest.mark.parametrize("keeps_u, n_of_a", [(True, 3), (False, 3), (True, 2)])
+def test_each_pass_computes_what_the_graph_before_it_does(keeps_u, n_of_a, monkeypatch):
+    """n_of_a: products that make gradients of A; where rows are many, one for gate and up."""
+    from pyggml.backends.cuda.rewrites import LORA, SUM, joined_backs
 
+    monkeypatch.setattr(joined_backs, "_MANY_ROWS", M if n_of_a == 2 else M + 1)
     graph, ops = unit(keeps_u), set()
     wanted = values(graph)
     for change in (*LORA, lambda graph: by_table(graph, [SUM])):
@@ -127,8 +130,27 @@ def test_each_pass_computes_what_the_graph_before_it_does(keeps_u):
         "wide_rows", "wide_gradient", "gated_gradients", "wide_product", "wide_back",
         "wide_back_add", "gradient_of_a_add", "gradient_of_b_add",
     }  # fmt: skip
+    assert sum(t.op.name.startswith("gradient_of_a") for t in graph.nodes) == n_of_a
     assert {t.dtype is F32 for t in graph.nodes} == {True, False}
     assert {t.op.name for t in graph.nodes}.isdisjoint({"mul_mat", "out_prod", "out_prod_add"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in patterns() if {"wide_", "gated"} & {name[:5], name.split("+")[-1][:5]}],
+)
+def test_nodes_with_a_wide_row_are_one(name, monkeypatch):
+    from dry_card import DryCard
+
+    from pyggml.backends.cuda.gemm import cublas
+
+    monkeypatch.setattr(cublas, "_library", lambda: object())
+    graph, _ = sample_of(name)
+    joined = DryCard().rewritten(graph)
+    assert name in {t.op.name for t in joined.nodes}
+    for t, a, b in zip(graph.outputs, values(graph), values(joined), strict=True):
+        if not t.is_write:
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * abs(b).max())
 
 
 def test_experts_in_tiles_are_what_they_are_one_by_one():

@@ -11,8 +11,10 @@ from pyggml.backends.cuda.runtime.device import CudaBackend
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
+from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import zeros
 from pyggml.ops import add_inplace, out_prod, scale
+from pyggml.quants import dequantize
 from pyggml.runtime import Devices, bind, schedule
 
 # A norm before digits: x is known to a unit of float32's last place there, and where x lies between
@@ -30,13 +32,23 @@ OF_HALVES = {
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows",
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext",
 }
+# Rounded to bfloat16 after a sum in another order: then a number may be its neighbour.
+OF_BF16 = {
+    "gated_gradients+saved+gradient_of_a+add+gradient_of_b+add+gradient_of_b+add",
+    "rms_norm_mul+rms_norm_mul_back+add+wide_gradient",
+    "rms_norm_mul_back+add+wide_gradient",
+    "add+cpy+rms_norm_mul+wide_rows",
+}
 OF_ROWS = dict.fromkeys(OF_DIGITS, 4e-5) | dict.fromkeys(OF_HALVES, 3e-3)
+OF_ROWS |= dict.fromkeys(OF_BF16, 8e-3)
 OF_EXPERTS = {"mul_mat_id+mul_mat_id+swiglu+mul", "mul_mat_id+mul_mat_id+swiglu"}
 OF_CLUSTERS = {"rms_norm_mul+mul_mat+soft_max+top_k+get_rows+repeat_back+clamp+div"}
+OF_CLUSTERS |= {name for name in OF_BF16 if "norm" in name}
 # A's digits are the same ones with and without what follows the product.
 IN_BF16 = OF_DIGITS | OF_EXPERTS | {"mul_mat+add"}
 ON_A_CARD = (
     IN_BF16
+    | OF_BF16
     | OF_CLUSTERS
     | {
         "mul_mat+scale",
@@ -60,7 +72,8 @@ def results(card, graph, changed=()):
     for t in changed:
         write(t, np.ones(t.shape, np.float32))
     program()
-    return program, [program.read(t) for t in graph.outputs]
+    found = ((t.dtype, program.read(t)) for t in graph.outputs)
+    return program, [dequantize(x, "BF16") if kind is BF16 else x for kind, x in found]
 
 
 @pytest.mark.parametrize("name", patterns())

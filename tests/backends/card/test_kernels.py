@@ -74,7 +74,7 @@ def rounding(monkeypatch):
         monkeypatch.setattr(wide, "n_warps", lambda n: 1)  # threads are what costs time here
     elif not has_cublas():
         pytest.skip("cuBLAS is not installed, which multiplies wide matrices")
-    monkeypatch.setattr(wide, "_MANY_ROWS", 30)  # so some samples have few, others many
+    monkeypatch.setattr(wide, "MANY_ROWS", 30)  # so some samples have few, others many
     return open_cuda(cards()[0].index, "bf16")
 
 

@@ -184,6 +184,13 @@ def _add_tile_of(number: str) -> Any:
     return add
 
 
+@instruction(_UINT, _UINT)
+def turned(builder, word):
+    """An 8×8 matrix of 16-bit numbers, two of a row in each lane, transposed."""
+    text = "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;"
+    return assemble(builder, text, "=r,r", [word], WORD)
+
+
 add_tile, add_tile_of_f16 = _add_tile_of("bf16"), _add_tile_of("f16")
 
 

@@ -23,6 +23,7 @@ from pyggml.formulas.formula import Formula
 from pyggml.formulas.rows import SUMS, Pass
 from pyggml.formulas.text import define
 
+FEW_FOURS = 2  # of a thread, which has registers for what the results alone read
 _NAMES = {**NAMES, "cuda": cuda, "np": np, "THREADS": THREADS, "__name__": __name__}
 _NAMES |= {"follow": follow}
 _NAMES |= {f.__name__: f for f in (block_max, block_sum, first_row, rows_apart)}
@@ -93,7 +94,10 @@ def row_kernel(row: Row) -> Any:
     arrays = [a for s in of.sources for a in row.arrays_of(s)]
     named = [f"_{name}" for name in (*row.results, *arrays)]  # a source's own name is its element's
     passes = list(of.rows.passes(of.results))
-    read = of.reads(*(value for step in passes[:-1] for value in step.values))
+    is_last = 0 < row.fours <= FEW_FOURS  # whether the last pass finds what it reads in registers
+    read = of.reads(
+        *(value for step in passes[: len(passes) - (not is_last)] for value in step.values)
+    )
     held = [s for s in read if s in of.along] if row.fours else []
     body = [*_AXES, *(_TILE.format(s) for s in of.tiled)] if of.tiled else []
     body += [

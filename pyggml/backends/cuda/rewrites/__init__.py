@@ -21,10 +21,18 @@ from pyggml.backends.cuda.ops.generation.products import (
 )
 from pyggml.backends.cuda.ops.generation.router import EXPERTS_NORM_ROUTER, EXPERTS_ROUTER
 from pyggml.backends.cuda.ops.glu import SWIGLU_BACKS, SWIGLU_BACKS_AND_UNIT
+from pyggml.backends.cuda.ops.lora.gated_sums import GATED_SUMS
+from pyggml.backends.cuda.ops.lora.norm_rows import (
+    NORM_AGAIN_GRADIENT,
+    NORM_GRADIENT,
+    NORM_ROWS,
+)
+from pyggml.backends.cuda.ops.lora.thin_sums import with_thin_sums
 from pyggml.backends.cuda.ops.loss.losses import CROSS_ENTROPY_BOTH
 from pyggml.backends.cuda.ops.norm.norm_mul import (
     ADD_COPY_NORM,
     ADD_NORM,
+    NORM_AGAIN_BACK_ADD,
     NORM_BACK_ADD,
     NORM_BACKS,
     NORM_BACKS_ADD,
@@ -52,6 +60,10 @@ if TYPE_CHECKING:
 
 
 FUSIONS = (
+    GATED_SUMS,
+    NORM_ROWS,
+    NORM_AGAIN_GRADIENT,
+    NORM_GRADIENT,
     ATTENDED_HEADS,
     HEADS,
     EXPERTS_NORM_ROUTER,
@@ -66,6 +78,7 @@ FUSIONS = (
     ADD_NORM,
     NORM_BACKS_ADD,
     NORM_BACKS,
+    NORM_AGAIN_BACK_ADD,
     NORM_BACK_ADD,
     CROSS_ENTROPY_BOTH,
     SWIGLU_BACKS_AND_UNIT,
@@ -93,6 +106,8 @@ def rewritten(graph: Graph, card: CudaBackend) -> Graph:
     if card.compute == "bf16" and has_cublas():
         for change in LORA:
             graph = change(graph)
-    graph = by_table(graph, [SUM_OF_ROWS, SUM, *rewrites(FUSIONS, card)])
-    graph = with_shared_copies(graph, card)
-    return with_unpacked_weights(with_kept_ups(graph, card), card)
+        graph = with_kept_ups(graph, card)  # or what computes them again reads norms early
+    fusions = [*rewrites(FUSIONS, card)]  # of which the first has sums of its own
+    graph = by_table(graph, [*fusions[:1], SUM_OF_ROWS, SUM, *fusions[1:]])
+    graph = with_shared_copies(with_thin_sums(graph), card)
+    return with_unpacked_weights(graph, card)

@@ -218,7 +218,7 @@ def _reads(t: Tensor, i: int) -> bool:
         return i in _NORMS[name] and holds_rows(t)
     if name in _UNITS:
         return i < _UNITS[name]
-    return _rounds(t, i) or _is_operand(t, i) or (name in _TURNS and i == 0) or _is_unit(t)
+    return _rounds(t, i) or _is_operand(t, i) or (name in _TURNS and i == 0) or _is_unit(t, "add")
 
 
 def _is_operand(t: Tensor, i: int) -> bool:
@@ -229,10 +229,11 @@ def _is_operand(t: Tensor, i: int) -> bool:
     return t.op.name == "gradient_of_a" and i > 0
 
 
-def _is_unit(t: Tensor) -> bool:
-    """Whether t is a gated unit, or its gradient, whose kernel takes four numbers at a time."""
+def _is_unit(t: Tensor, also: str = "") -> bool:
+    """Whether t is a gated unit, its gradient, or a result of one more op, whose kernel takes four
+    numbers at a time; and is added to no leaf."""
     whole = all(s.is_contiguous and s.shape == t.shape for s in t.src)
-    return is_of(t, *FORMULAS) and whole and lies_in_fours(t, *t.src)
+    return is_of(t, *FORMULAS, also) and whole and lies_in_fours(t, *t.src) and not t.is_write
 
 
 def _is_whole_view(t: Tensor) -> bool:

@@ -50,6 +50,7 @@ class Fusion:
     leads    the node whose sources are the first ones
     scratch  as CudaKernel has it, of the new node
     shared   likewise
+    adds     whether nodes may add to leaves, which the kernel does then
     """
 
     pattern: Pattern
@@ -60,6 +61,7 @@ class Fusion:
     leads: int = 0
     scratch: Callable[[Tensor, Compute], int] = no_scratch
     shared: Callable[[Tensor, Compute], tuple[int, str]] = nothing_shared
+    adds: bool = False
 
     @property
     def name(self) -> str:
@@ -91,16 +93,22 @@ class Composition:
         return [t in self.results or t.is_write for t in self.nodes]
 
     def values(self, *arrays: np.ndarray) -> dict[Tensor, np.ndarray]:
-        """The numbers of all nodes, by their references."""
+        """The numbers of the sources and of all nodes, by their references; and of what ops of the
+        card's own save."""
         computed = dict(zip(self.sources, arrays, strict=True))
 
         def value(t: Tensor) -> np.ndarray:
             if t not in computed:
-                assert t.op is not None
-                computed[t] = np.asarray(t.op.ref(*map(value, t.src), **t.params))
+                of = t.src[0] if t.op is SAVED else t
+                assert of.op is not None
+                results = getattr(of.op, "results", None) or (lambda *a, **p: [of.op.ref(*a, **p)])
+                every = map(np.asarray, results(*map(value, of.src), **of.params))
+                computed.update(zip((of, *of.saved), every, strict=False))
             return computed[t]
 
-        return {t: value(t) for t in self.nodes}
+        for t in self.nodes:
+            value(t)
+        return computed
 
     def sites(self, site: CudaSite) -> list[CudaSite]:
         """The memory of each node, of that of the one that stands for them."""
@@ -111,7 +119,7 @@ class Composition:
         return [
             replace(
                 site, node=t, out=arrays.get(t), src=tuple(_array(s, arrays) for s in t.src),
-                saved=tuple(arrays[s] for s in t.saved),
+                saved=tuple(arrays.get(s) for s in t.saved),
             )
             for t in self.nodes
         ]  # fmt: skip
@@ -125,6 +133,11 @@ def _array(t: Tensor, arrays: Mapping[Tensor, Any]) -> Any:
     whole, size = arrays.get(of), t.dtype.numpy.itemsize
     start = (t.offset - of.offset) // size
     return None if whole is None else whole[start : start + span(t) // size]
+
+
+def is_sum(t: Tensor) -> bool:
+    """Whether a node adds to a leaf that lies as its result does."""
+    return t.op is not None and t.op.name == "add" and t.src[0].shape == t.shape
 
 
 def drawn(rng: np.random.Generator, *shape: int) -> Tensor:
@@ -141,7 +154,8 @@ def rewrites(fusions: Iterable[Fusion], card: CudaBackend) -> Iterator[Rewrite]:
     """The fusions as a card has them: of nodes that it computes, which change leaves alone."""
 
     def holds(fusion: Fusion, m: Match) -> bool:
-        writes_are_views = all(t.op and t.op.memory is Memory.ALIAS for t in m.nodes if t.is_write)
+        writes = [t for t in m.nodes if t.is_write and not (fusion.adds and is_sum(t))]
+        writes_are_views = all(t.op and t.op.memory is Memory.ALIAS for t in writes)
         of_leaves = all(root.op is None for t in m.nodes for root in changed_by(t))
         computes = writes_are_views and of_leaves and not any(map(card.refusal, m.nodes))
         return computes and fusion.serves(m, card.compute)
@@ -157,7 +171,8 @@ def _replacements(fusion: Fusion, m: Match) -> dict[Tensor, Tensor]:
     nodes = m.nodes
     results = [t for t in nodes if m.is_read(t) and not t.is_write]
     results.sort(key=lambda t: not (t.op and t.op.memory in _OVERWRITING))  # else in their order
-    results += [s for t in nodes for s in t.saved]
+    inside = {s for t in nodes for s in t.saved if m.graph.users[s] and not m.is_read(s)}
+    results += [s for t in nodes for s in t.saved if s not in inside]
     sources, changes = list[Tensor](), list[int]()
     for t in (*nodes[fusion.leads :], *nodes[: fusion.leads]):
         for i, s in enumerate(t.src):
@@ -194,7 +209,7 @@ def _saved(*src: Tensor, of: Composition) -> tuple[Spec, ...]:
 
 def _results(*arrays: np.ndarray, of: Composition) -> Iterator[np.ndarray]:
     values = of.values(*arrays)
-    return (values[t] for t in of.results if t.op is not SAVED)
+    return (values[t] for t in of.results if t in values)
 
 
 def _bind(fusion: Fusion, site: CudaSite) -> Call:

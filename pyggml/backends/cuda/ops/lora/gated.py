@@ -53,7 +53,7 @@ gradients_of_unit = device_formula(SWIGLU_GRADIENTS, QUICK)
 
 
 @device
-def _eight_gradients(gate, up, dy):
+def eight_gradients(gate, up, dy):
     a, b = gradients_of_unit(gate[0], up[0], dy[0]), gradients_of_unit(gate[1], up[1], dy[1])
     c, d = gradients_of_unit(gate[2], up[2], dy[2]), gradients_of_unit(gate[3], up[3], dy[3])
     e, f = gradients_of_unit(gate[4], up[4], dy[4]), gradients_of_unit(gate[5], up[5], dy[5])
@@ -95,7 +95,7 @@ def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
             inside = np.uint32(0xFFFFFFFF) if start + mine < k else np.uint32(0)
             for half in range(2 * groups):
                 at = min(first + group + 8 * half, m - 1) * k + column
-                three = _eight_gradients(load(gate, at), load(up, at), load(dy, at))
+                three = eight_gradients(load(gate, at), load(up, at), load(dy, at))
                 for i in range(3):
                     hold(words, i * groups + (half >> 1), half & 1, three[i], inside)
             add_tiles(gates, words, 0, b_gate, tiles_of_gate, column)

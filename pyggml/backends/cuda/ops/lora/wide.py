@@ -38,7 +38,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
 
 ROWS = 16  # that a warp multiplies at once
-_MANY_ROWS, _FEW_COLUMNS = 2048, 64  # from and to which a block takes two times so many
+MANY_ROWS, _FEW_COLUMNS = 2048, 64  # from and to which a block takes two times so many
 _FEWEST_COLUMNS = 24  # to which three blocks have registers enough
 MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
 TILE_COLUMNS = 8  # that a tensor core makes at once
@@ -101,7 +101,7 @@ def _from_rows(factor, i, column, steps, scale):
 
 
 @device
-def _from_columns(factor, i, column, steps, scale):
+def from_columns(factor, i, column, steps, scale):
     """The same where a row's numbers lie apart."""
     at, apart = i * steps[0] + column * steps[1], steps[1]
     return (
@@ -137,7 +137,7 @@ def adder(in_rows: bool, groups: int) -> Any:
 
     in_rows: whether a factor's rows are whole in memory; groups: of 16 rows
     """
-    load = _from_rows if in_rows else _from_columns
+    load = _from_rows if in_rows else from_columns
 
     @device
     def add_tiles(sums, words, i, tiles, n_tiles, column):
@@ -228,7 +228,7 @@ class BlockForm(NamedTuple):
 
 def form_of(m: int, n: int) -> BlockForm:
     """For m rows that get n further columns."""
-    groups = 2 if m >= _MANY_ROWS and n <= _FEW_COLUMNS else 1
+    groups = 2 if m >= MANY_ROWS and n <= _FEW_COLUMNS else 1
     together = 2 if groups > 1 else 3 if n <= _FEWEST_COLUMNS else 1
     return BlockForm(groups, n_warps(F32.block_bytes * ROWS * groups * n), together)
 

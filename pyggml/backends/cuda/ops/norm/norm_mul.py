@@ -198,9 +198,17 @@ def _adds_last(m: Match, compute: Compute) -> bool:
     return is_sum and holds_rows(m.back) and lies_in_fours(m.x, m.w, m.dy, m.a)
 
 
+def _again_and_adds_last(m: Match, compute: Compute) -> bool:
+    return m.norm.params == m.back.params and _adds_last(m, compute)
+
+
 def _bind_back_add(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
-    back, add = sites
-    of, outs = _and_sum(is_read[0]), [back.out, add.out] if is_read[0] else [add.out]
+    """Of a norm that is computed again, its result too."""
+    *norms, back, add = sites
+    of, outs = _and_sum(is_read[-2]), [back.out, add.out] if is_read[-2] else [add.out]
+    if norms:
+        outs = [norms[0].out, *outs]
+        of = replace(of, name="norm_and_back_add", results=(_NORM.result, *of.results))
     return rows_call(of, back, back.node.shape[-1], outs, [*back.src, add.src[0]])
 
 
@@ -270,6 +278,12 @@ def _gradient_and_sum(rng: np.random.Generator) -> Graph:
     return Graph.of(ops.add(drawn(rng, 6, 40), dx))
 
 
+def _norm_gradient_and_sum(rng: np.random.Generator) -> Graph:
+    x, w = drawn(rng, 6, 40), drawn(rng, 40)
+    dx = rms_norm_mul_back(x, w, drawn(rng, 6, 40), eps=1e-3)
+    return Graph.of(ops.rms_norm_mul(x, w, eps=1e-3), ops.add(drawn(rng, 6, 40), dx))
+
+
 declare("rms_norm_mul_back_w", _back_w, scratch=_back_w_scratch)
 ADD_NORM = Fusion(
     near("total = add(a, b); norm = rms_norm_mul(total, w)"),
@@ -294,6 +308,14 @@ NORM_BACKS_ADD = Fusion(
 NORM_BACKS = Fusion(
     near("back = rms_norm_mul_back(x, w, dy); dw = rms_norm_mul_back_w(x, dy)"),
     _with_weight, _bind_backs, _gradients, Memory.INPLACE, scratch=scratch_of_backs,
+)  # fmt: skip
+NORM_AGAIN_BACK_ADD = Fusion(
+    near("""
+        norm = rms_norm_mul(x, w)
+        back = rms_norm_mul_back(x, w, dy)
+        total = add(a, back)
+    """),
+    _again_and_adds_last, _bind_back_add, _norm_gradient_and_sum, Memory.INPLACE,
 )  # fmt: skip
 NORM_BACK_ADD = Fusion(
     near("back = rms_norm_mul_back(x, w, dy); total = add(a, back)"),
