@@ -77,6 +77,7 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/jit/isa.py",
     "pyggml/jit/cache.py",
     "pyggml/jit/workarounds.py",
+    "pyggml/jit/parts.py",
     "pyggml/jit/llvm.py",
     "pyggml/jit/atomics.py",
     "pyggml/jit/pool.py",

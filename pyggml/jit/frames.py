@@ -17,19 +17,18 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, dataclass_transform, get_type_hints
 
 import numpy as np
 from llvmlite import ir
 from numba.core.dispatcher import Dispatcher
-from numba.core.typing.templates import AttributeTemplate
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, signature
 from numba.extending import (
     infer_getattr,
     lower_getattr_generic,
     models,
-    overload_method,
     register_model,
 )
 from numba.np.arrayobj import make_array, populate_array
@@ -262,9 +261,6 @@ class Frame:
                 fields[name] = FrameField(start, kind)
                 start += kind.n_words
         cls.fields, cls.n_words = fields, start
-        for name, code in vars(cls).items():
-            if isinstance(code, Dispatcher):
-                _declare_method(name)
 
     def __init__(self, **values: Any) -> None:
         missing = [name for name in self.fields if name not in values]
@@ -346,23 +342,38 @@ class _Pointer(models.PrimitiveModel):  # type: ignore[misc] # Numba has no type
         super().__init__(manager, frame, _WORD.as_pointer())
 
 
+class _MethodType(types.BoundFunction):  # type: ignore[misc] # Numba has no types
+    """Numba's type of `f.name`: a kernel of f's class that is called with f before the rest."""
+
+    def __init__(self, code: Any, frame: FrameType) -> None:
+        self._kernel = code
+
+        class Signatures(AbstractTemplate):  # type: ignore[misc] # Numba has no types
+            key = code
+
+            def generic(self, args: tuple, kws: dict) -> Any:
+                takes = types.Dispatcher(code).get_call_type(self.context, (frame, *args), kws)
+                return signature(takes.return_type, *takes.args[1:], recvr=frame)
+
+        super().__init__(Signatures, frame)
+
+    def get_impl_key(self, sig: Any) -> Any:
+        return self._kernel.get_overload(sig.args)
+
+
+register_model(_MethodType)(_Pointer)
+
+
 @infer_getattr
 class _FieldTypes(AttributeTemplate):  # type: ignore[misc] # Numba has no types
     key = FrameType
 
     def generic_resolve(self, frame: FrameType, name: str) -> types.Type | None:
         field = frame.declaration.fields.get(name)
-        return field and field.kind.type
-
-
-@cache
-def _declare_method(name: str) -> None:
-    """Let code call `f.name(…)`: the kernel of this name of f's class."""
-
-    @overload_method(FrameType, name)
-    def call_kernel(f, *arguments):  # type: ignore[no-untyped-def]  # Numba wants those of the lambda
-        code = getattr(f.declaration, name)
-        return lambda f, *arguments: code(f, *arguments)
+        if field is not None:
+            return field.kind.type
+        code = getattr(frame.declaration, name, None)
+        return _MethodType(code, frame) if isinstance(code, Dispatcher) else None
 
 
 @lower_getattr_generic(FrameType)

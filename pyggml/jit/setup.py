@@ -11,13 +11,13 @@ from numba.core import config
 from numba.core.codegen import get_host_cpu_features
 
 from pyggml.jit.cache import CODE_SETTINGS, writable_folder
+from pyggml.jit.parts import compile_parts, emit_when_called
 from pyggml.jit.permission import tiles_granted
 from pyggml.jit.workarounds import (
     call_own_copies,
     check_files,
     hold_settings,
     name_files_apart,
-    parse_when_linked,
 )
 
 
@@ -43,6 +43,7 @@ def _keep_kernels() -> Path | None:
 _use_whole_vectors()
 call_own_copies()
 name_files_apart()
-parse_when_linked()
+emit_when_called()
+compile_parts()
 CACHE = _keep_kernels()  # where compiled kernels are kept, None if they cannot be
 hold_settings("CACHE_DIR", "CPU_FEATURES", *CODE_SETTINGS)

@@ -1,6 +1,6 @@
 """What Numba's cache lacks: the same bits in every process, a file of its own for each process,
-files that are known to be whole and this user's before they are read, and little memory for kernels
-that are loaded; and threads of its own for this package's loops.
+files that are known to be whole and this user's before they are read, and threads of its own for
+this package's loops.
 
 Each changes private methods of Numba, and does nothing where another version lacks them.
 """
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from llvmlite.binding import Linkage, parse_bitcode
+from llvmlite.binding import Linkage
 from numba.core import config
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
@@ -67,7 +67,8 @@ def call_own_copies() -> None:
         makes_wrapper = "_GufuncWrapper" in library.name
         functions = () if makes_wrapper else tuple(library._final_module.functions)
         for f in functions:
-            ours = any(part in f.name for part in ("pyggml", "__numba_parfor_gufunc"))
+            name = f.name
+            ours = "pyggml" in name or "__numba_parfor_gufunc" in name
             if ours and f.linkage in _WEAK and not f.is_declaration:
                 f.linkage = Linkage.internal
         if any("pyggml" in f.name for f in functions):
@@ -79,9 +80,9 @@ def call_own_copies() -> None:
 
 def _call_own_threads(functions: Iterable[Any]) -> None:
     for f in functions:
-        takes = [str(a.type) for a in f.arguments]
-        if f.name == "numba_parallel_for" and takes == _PARALLEL_FOR_TAKES:
-            f.name = PARALLEL_FOR
+        if f.name == "numba_parallel_for":
+            takes = [str(a.type) for a in f.arguments]
+            f.name = PARALLEL_FOR if takes == _PARALLEL_FOR_TAKES else f.name
 
 
 def without_overlaps(dispatcher: Any) -> Any:
@@ -100,29 +101,6 @@ def without_overlaps(dispatcher: Any) -> Any:
 
     compiler._customize_flags = add_noalias
     return dispatcher
-
-
-def parse_when_linked() -> None:
-    """Keep the LLVM code of a kernel that the cache has as bitcode until another is compiled that
-    it is linked into. Parsed, that of a step's hundred kernels takes 10 MB where 3 do."""
-    unserialize = getattr(JITCodeLibrary, "_unserialize", None)
-    for_linking = getattr(JITCodeLibrary, "_get_module_for_linking", None)
-    if unserialize is None or for_linking is None:
-        return
-
-    def load(cls: Any, codegen: Any, state: Any) -> Any:
-        library = unserialize.__func__(cls, codegen, state)
-        if state[1] == "object":
-            library._shared_module, library._bitcode = None, state[2][1]
-        return library
-
-    def linkable(library: Any) -> Any:
-        if library._shared_module is None and hasattr(library, "_bitcode"):
-            library._shared_module = parse_bitcode(library._bitcode)
-        return for_linking(library)
-
-    JITCodeLibrary._unserialize = classmethod(load)
-    JITCodeLibrary._get_module_for_linking = linkable
 
 
 def name_files_apart() -> None:
