@@ -19,8 +19,9 @@ from pyggml.lora.adapter.starts import unpack
 from pyggml.lora.adapter.targets import refusal, warn_of_passed_over
 from pyggml.lora.config.combination import Combination
 from pyggml.model import Model
-from pyggml.models.stack import base_metadata
+from pyggml.models.stack import LABELS, POOLING, base_metadata
 from pyggml.models.weights import factor_of
+from pyggml.tokenizer.metadata import template_in
 from pyggml.tokenizer.same_tokens import check_same_tokens
 
 
@@ -50,9 +51,10 @@ def extract(
     how        its rank, or its error
     progress   called with the tensors that are compared, and all
 
-    An older file at `path` stays whole until the new one is complete. Raises ModelError for models
-    with other tensors or tokens, AdapterError where no matrix differs, NotFiniteError for numbers
-    that are none.
+    Labels, pooling and chat template of `trained` go with it where `base` has others. An older
+    file at `path` stays whole until the new one is complete. Raises ModelError for models with
+    other tensors or tokens, AdapterError where no matrix differs, NotFiniteError for numbers that
+    are none.
     """
     _check_alike(base, trained)
     updates, result = dict[str, Update](), Extract({}, {})
@@ -72,8 +74,17 @@ def extract(
         names = f": {first_names([*result.not_held], 3)} alone" if result.not_held else ""
         raise AdapterError(f"the models differ in no matrix that an adapter holds{names}")
     warn_of_passed_over(base.parts, updates)
-    write_adapter(path, base, updates, base_keys(base) | base_metadata(base.file))
+    about = base_keys(base) | base_metadata(base.file) | _learned(base, trained)
+    write_adapter(path, base, updates, about)
     return result
+
+
+def _learned(base: Model, trained: Model) -> dict[str, str]:
+    """What whoever reads the update must know of texts, where the trained model has it anew."""
+    old, new = ({key: m.file.word(key) for key in (LABELS, POOLING)} for m in (base, trained))
+    template = template_in(trained.file)
+    more = {} if template == template_in(base.file) else template
+    return {key: word for key, word in {**new, **more}.items() if word and word != old.get(key)}
 
 
 def _share(change: np.ndarray, of: np.ndarray) -> float:

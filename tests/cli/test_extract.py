@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import pyggml as library
+from pyggml import gguf
 from pyggml.lora import LoraConfig, attach, merge, train_tensors
 
 TOKENS = [1, 2, 3, 4]
@@ -50,6 +51,22 @@ def test_a_lower_rank_leaves_the_smallest_values_out(pyggml, tiny, merged, tmp_p
 def test_an_error_chooses_the_rank(pyggml, tiny, merged, tmp_path):
     ended = pyggml("extract", "-m", tiny, "--from", merged, "-o", tmp_path / "a", "--error", 1e-4)
     assert ended.code == 0 and "3 leaves " in ended.out, ended.err
+
+
+def test_what_was_learned_of_texts_goes_with_it(pyggml, tiny, merged, tmp_path):
+    learned = {"pyggml.labels": '{"a": 3}', "pyggml.pooling": "last"}
+    learned |= {"tokenizer.chat_template": "{{ messages[0].content }}"}
+    with gguf.open(merged) as file:
+        tensors = [(n, t.dtype, t.shape, np.array(file.data(n))) for n, t in file.tensors.items()]
+        gguf.write(tmp_path / "m.gguf", {**file.metadata, **learned}, tensors)
+    out = tmp_path / "a.gguf"
+    ended = pyggml("extract", "-m", tiny, "--from", tmp_path / "m.gguf", "-o", out)
+    assert ended.code == 0, ended.err
+    with gguf.open(out) as file:
+        assert {key: file.get(key) for key in learned} == learned
+    pyggml("extract", "-m", tmp_path / "m.gguf", "--from", tiny, "-o", out)
+    with gguf.open(out) as file:
+        assert not learned.keys() & file.metadata.keys(), "the base has them"
 
 
 def test_what_no_adapter_holds_is_told(pyggml, tiny, tmp_path):
