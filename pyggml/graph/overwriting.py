@@ -7,7 +7,6 @@ tensor's memory ends that time: every reader of the old numbers runs before it.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from math import inf
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from pyggml.errors import GraphError
 from pyggml.graph.op import SAVED, changed_by
 from pyggml.graph.tensor import Tensor
 
-Writer = tuple[Tensor, float, float]  # a node, and the first byte and the end of what it changes
-Piece = tuple[Tensor, float, float]  # an owner of memory, and there the first byte and the end
+Writer = tuple[Tensor, int, int]  # a node, and the first byte and the end of what it changes
+Piece = tuple[Tensor, int, int]  # an owner of memory, and there the first byte and the end
 
 
 def last_write(t: Tensor) -> Tensor:
@@ -70,8 +69,8 @@ def refuse_late_reads(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> Non
                     f"{t!r} needs the numbers of {s!r}, but {late!r} has written over them"
                 )
         if t.base is not None or t.op.changes:
-            for root in changed_by(t):
-                writers[root].append((t, *_bytes_of(t, root)))
+            for root, first, end in changed_pieces(t):
+                writers[root].append((t, first, end))
     for s in outputs:
         if s.root in changed and (late := _overwriter(s, writers[s.root])) is not None:
             raise GraphError(
@@ -83,7 +82,7 @@ def _overwriter(
     s: Tensor, writers: Sequence[Writer], reader: Tensor | None = None
 ) -> Tensor | None:
     """The last of these writers after s's own that changes what a reader needs of it."""
-    own, (start, end) = last_write(s), _bytes_of(s, s.root)
+    own, (start, end) = last_write(s), _bytes_of(s)
     for writer, first, last in reversed(writers):
         if writer is own:
             break
@@ -93,20 +92,20 @@ def _overwriter(
     return None
 
 
-def _bytes_of(t: Tensor, root: Tensor) -> tuple[float, float]:
-    """Where the bytes of t lie in this memory: from the first to the end of the last. A writer that
-    changes a whole leaf changes all of it."""
-    return (t.offset, t.offset + extent(t)) if t.root is root else (-inf, inf)
+def _bytes_of(t: Tensor) -> tuple[int, int]:
+    """Where the bytes of t lie in its memory: from the first to the end of the last."""
+    return t.offset, t.offset + extent(t)
 
 
 def piece_of(t: Tensor) -> Piece:
     """Where a tensor lies."""
-    return t.root, *_bytes_of(t, t.root)
+    return t.root, *_bytes_of(t)
 
 
 def changed_pieces(node: Tensor) -> list[Piece]:
-    """The memory that a node's kernel changes, other than its own result."""
-    return [(root, *_bytes_of(node, root)) for root in changed_by(node)]
+    """The memory that a node's kernel changes, other than its own result: windows of leaves too."""
+    further = node.op.changes if node.op is not None else ()
+    return [piece_of(t) for t in ([node] * node.is_write + [node.src[i] for i in further])]
 
 
 def meet(pieces: Iterable[Piece], further: Iterable[Piece]) -> bool:
@@ -129,8 +128,8 @@ def _share(own: Tensor, writer: Tensor, reader: Tensor | None) -> bool:
 
 def _overlap(s: Tensor, writer: Tensor) -> bool:
     """Whether a writer changes an element of s, which lies in the same memory."""
-    if not writer.is_write or writer.root is not s.root:  # it changes a whole leaf besides
-        return True
+    if not writer.is_write or writer.root is not s.root or (writer.op and writer.op.changes):
+        return True  # of what it changes besides, it may change all
     n_bytes = max(t.offset + extent(t) for t in (s, writer))
     memory = np.empty(n_bytes, np.uint8)  # never touched
     return np.shares_memory(_elements(s, memory), _elements(writer, memory))
