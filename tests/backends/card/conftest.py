@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from pyggml.backends.cuda import cards, open_cuda
-from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import DeviceError
 
 try:
@@ -17,11 +16,14 @@ except DeviceError:
 # The simulator waits for the threads of a block by asking them: they must get the interpreter soon.
 sys.setswitchinterval(5e-5)
 
-if SIMULATED:
-    from numba.cuda.simulator.kernelapi import FakeCUDAShared
-    from warps import shared_array
+if FOUND:
+    from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 
-    FakeCUDAShared.array = shared_array
+    if SIMULATED:
+        from numba.cuda.simulator.kernelapi import FakeCUDAShared
+        from warps import shared_array
+
+        FakeCUDAShared.array = shared_array
 
 collect_ignore_glob = [] if FOUND else ["test_*.py"]
 

@@ -184,16 +184,12 @@ def _rows_kernel(form: _ClusterForm, in_bf16: bool, in_rows: bool) -> Any:
         place()
         barrier, other = cuda.shared.array(1, np.uint64), cuda.shared.array(1, np.uint64)
         x, sums = cuda.local.array(of_x, np.float32), cuda.local.array((2, 1), np.float32)
-        words, products = (
-            cuda.local.array(of_words, np.uint32),
-            cuda.local.array(of_tiles, np.float32),
-        )
+        words = cuda.local.array(of_words, np.uint32)
+        products = cuda.local.array(of_tiles, np.float32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         group, mine = lane >> 2, COLUMNS * warp + 8 * (lane & 3)
-        first, start = (
-            np.int64(cuda.blockIdx.y) * ROWS,
-            np.int64(cuda.blockIdx.x) * share,
-        )
+        first = np.int64(cuda.blockIdx.y) * ROWS
+        start = np.int64(cuda.blockIdx.x) * share
         begin(barrier, other)
         for half in range(2):
             sums[half, 0] = ZERO
@@ -268,16 +264,12 @@ def _gradient_kernel(form: _ClusterForm, types: tuple[bool, bool]) -> Any:
         barrier, other = cuda.shared.array(1, np.uint64), cuda.shared.array(1, np.uint64)
         xs, gs = cuda.local.array(of_x, np.float32), cuda.local.array(of_x, np.float32)
         ys, sums = cuda.local.array(of_x, np.float32), cuda.local.array((2, 2), np.float32)
-        words, products = (
-            cuda.local.array(of_words, np.uint32),
-            cuda.local.array(of_tiles, np.float32),
-        )
+        words = cuda.local.array(of_words, np.uint32)
+        products = cuda.local.array(of_tiles, np.float32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         group, mine = lane >> 2, COLUMNS * warp + 8 * (lane & 3)
-        first, start = (
-            np.int64(cuda.blockIdx.y) * ROWS,
-            np.int64(cuda.blockIdx.x) * share,
-        )
+        first = np.int64(cuda.blockIdx.y) * ROWS
+        start = np.int64(cuda.blockIdx.x) * share
         begin(barrier, other)
         for half in range(2):
             sums[half, 0] = sums[half, 1] = ZERO
@@ -336,9 +328,8 @@ def _fits(x: Tensor, wide: Tensor, ranks: Sequence[int], *residuals: Tensor) -> 
 def _serves_rows(m: Match, compute: Compute) -> bool:
     factors = m.rows.src[1:]
     ranks = [a.shape[0] for a in factors]
-    plain = (
-        m.copy.dtype is BF16 and m.norm.dtype is BF16 and m.a.dtype is F32 and not m.is_read(m.norm)
-    )
+    rounded = m.copy.dtype is BF16 and m.norm.dtype is BF16
+    plain = rounded and m.a.dtype is F32 and not m.is_read(m.norm)
     return plain and m.w.n_elements == m.norm.shape[-1] and _fits(m.total, m.rows, ranks, m.a, m.b)
 
 
@@ -384,9 +375,7 @@ def _sum_norm_and_rows(rng: np.random.Generator) -> Graph:
 
 def _serves_gradient(m: Match, compute: Compute) -> bool:
     norm, ranks = m.get("norm"), [m.b.shape[1]]
-    plain = (
-        m.total.dtype is F32 and m.back.dtype is F32 and not m.is_read(m.back) and m.a.dtype is F32
-    )
+    plain = {m.total.dtype, m.back.dtype, m.a.dtype} == {F32} and not m.is_read(m.back)
     alike = norm is None or (norm.dtype is BF16 and norm.params == m.back.params)
     of_row = m.w.n_elements == m.back.shape[-1] and not m.total.is_write
     return plain and alike and of_row and _fits(m.x, m.d, ranks, m.a, m.dy)

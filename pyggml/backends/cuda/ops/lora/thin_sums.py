@@ -121,15 +121,14 @@ def _split(src: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Sequence[Any]]:
 
 
 def _results(*arrays: np.ndarray, sums: tuple[ThinSum, ...]) -> Iterator[np.ndarray]:
-    totals, d, u, xs = _split(arrays)
-    for total, x, s in zip(totals, xs, sums, strict=True):
-        if s.of_b:
-            n, rank = total.shape
-            total = total + d[:, s.column : s.column + n].T @ u[:, s.first : s.first + rank]
-        else:
-            total = total + d[:, s.first : s.first + len(total)].T @ x
-        yield total
-        return
+    """The first sum. The others are added to where they lie."""
+    (total, *_), d, u, (x, *_) = _split(arrays)
+    of_b, first, column = sums[0]
+    if of_b:
+        n, rank = total.shape
+        yield total + d[:, column : column + n].T @ u[:, first : first + rank]
+    else:
+        yield total + d[:, first : first + len(total)].T @ x
 
 
 def _bind(site: CudaSite) -> Call:
@@ -162,8 +161,7 @@ def _op(n: int) -> OwnOp:
 
 
 def _gradient_of(r: Tensor) -> Tensor | None:
-    """The D of a gradient of a thin factor that is added to a leaf; None if the kernel takes it
-    not."""
+    """The D of a gradient of a thin factor that is added to a leaf, if the kernel takes it."""
     of_b = is_of(r, "gradient_of_b_add")
     if not (of_b or is_of(r, "gradient_of_a_add")) or not r.is_write or r.src[0].op is not None:
         return None
