@@ -42,15 +42,15 @@ def _replace(*changes: tuple[Any, str, Callable]) -> None:
 def compile_parts() -> None:
     """Compile functions of this package that kernels call as parts."""
     _replace(
-        (CPUDispatcher, "get_call_template", _asking),
-        (CPUDispatcher, "compile", _compiling),
-        (CPUDispatcher, "add_overload", _out_of_python_s_sight),
-        (Cache, "_index_key", _key_of_parts),
-        (getattr(dispatcher, "_FunctionCompiler", None), "_customize_flags", _without_wrapper),
+        (CPUDispatcher, "get_call_template", _note_kernel),
+        (CPUDispatcher, "compile", _compile_as_asked),
+        (CPUDispatcher, "add_overload", _add_part),
+        (Cache, "_index_key", _key_parts),
+        (getattr(dispatcher, "_FunctionCompiler", None), "_customize_flags", _leave_wrapper_out),
     )
 
 
-def _asking(template: Callable) -> Callable:
+def _note_kernel(template: Callable) -> Callable:
     def get_call_template(dispatcher: Any, args: Any, kws: Any) -> Any:
         _THREAD.by_kernel = dispatcher.py_func.__module__.startswith("pyggml")
         try:
@@ -61,7 +61,7 @@ def _asking(template: Callable) -> Callable:
     return get_call_template
 
 
-def _compiling(compile_any: Callable) -> Callable:
+def _compile_as_asked(compile_any: Callable) -> Callable:
     def compile_one(dispatcher: Any, sig: Any) -> Any:
         is_part, _THREAD.by_kernel = _THREAD.by_kernel, False
         outer, _THREAD.part = _THREAD.part, dispatcher.py_func if is_part else None
@@ -84,7 +84,7 @@ def _parts_of(dispatcher: Any) -> set[tuple]:
     return parts
 
 
-def _out_of_python_s_sight(add: Callable) -> Callable:
+def _add_part(add: Callable) -> Callable:
     def add_overload(dispatcher: Any, result: Any) -> None:
         if _THREAD.part is dispatcher.py_func:
             args = tuple(result.signature.args)
@@ -96,7 +96,7 @@ def _out_of_python_s_sight(add: Callable) -> Callable:
     return add_overload
 
 
-def _key_of_parts(index_key: Callable) -> Callable:
+def _key_parts(index_key: Callable) -> Callable:
     def key(cache: Any, sig: Any, codegen: Any) -> Any:
         is_part = _THREAD.part is cache._py_func
         return (is_part, *index_key(cache, sig, codegen))
@@ -104,7 +104,7 @@ def _key_of_parts(index_key: Callable) -> Callable:
     return key
 
 
-def _without_wrapper(customize: Callable) -> Callable:
+def _leave_wrapper_out(customize: Callable) -> Callable:
     def customize_flags(compiler: Any, flags: Any) -> Any:
         flags = customize(compiler, flags)
         if _THREAD.part is compiler.py_func:
@@ -122,12 +122,12 @@ def emit_when_called() -> None:
     has is parsed when it is linked into a kernel: parsed, that of a step's hundred kernels takes
     10 MB where 3 do."""
     _replace(
-        (JITCodeLibrary, "_finalize_final_module", _later),
-        (JITCodeLibrary, "get_pointer_to_function", _with_code),
-        (JITCodeLibrary, "serialize_using_object_code", _as_it_is),
-        (JITCodeLibrary, "_unserialize", _load),
-        (JITCodeLibrary, "_get_module_for_linking", _parsed),
-        (JITCPUCodegen, "set_env", _where_it_is_read),
+        (JITCodeLibrary, "_finalize_final_module", _finish_if_emitted),
+        (JITCodeLibrary, "get_pointer_to_function", _emit_and_look_up),
+        (JITCodeLibrary, "serialize_using_object_code", _serialize),
+        (JITCodeLibrary, "_unserialize", _unserialize_unparsed),
+        (JITCodeLibrary, "_get_module_for_linking", _parse_when_linked),
+        (JITCPUCodegen, "set_env", _set_where_read),
     )
 
 
@@ -148,7 +148,7 @@ def _is_loaded(library: Any) -> bool:
     return hasattr(library, "_bitcode")
 
 
-def _later(finish: Callable) -> Callable:
+def _finish_if_emitted(finish: Callable) -> Callable:
     def finish_if_emitted(library: Any) -> None:
         names = (g.name for g in library._final_module.global_variables)
         if any(name.startswith(RuntimeLinker.PREFIX) for name in names):  # it calls itself
@@ -163,7 +163,7 @@ def _later(finish: Callable) -> Callable:
     return finish_if_emitted
 
 
-def _with_code(address: Callable) -> Callable:
+def _emit_and_look_up(address: Callable) -> Callable:
     def get_pointer_to_function(library: Any, name: str) -> Any:
         library._ensure_finalized()
         if not _is_emitted(library) and not _defines(library, name):
@@ -183,7 +183,7 @@ def _defines(library: Any, name: str) -> bool:
         return False
 
 
-def _as_it_is(serialize: Callable) -> Callable:
+def _serialize(serialize: Callable) -> Callable:
     def serialize_code(library: Any) -> Any:
         if _THREAD.part is None:
             library._ensure_finalized()
@@ -194,7 +194,7 @@ def _as_it_is(serialize: Callable) -> Callable:
     return serialize_code
 
 
-def _load(unserialize: Any) -> Any:
+def _unserialize_unparsed(unserialize: Any) -> Any:
     def load(cls: Any, codegen: Any, state: Any) -> Any:
         name, kind, data = state
         if kind != "object":
@@ -210,7 +210,7 @@ def _load(unserialize: Any) -> Any:
     return classmethod(load)
 
 
-def _parsed(for_linking: Callable) -> Callable:
+def _parse_when_linked(for_linking: Callable) -> Callable:
     def get_module(library: Any) -> Any:
         if library._shared_module is None and _is_loaded(library):
             library._shared_module = parse_bitcode(library._bitcode)
@@ -219,7 +219,7 @@ def _parsed(for_linking: Callable) -> Callable:
     return get_module
 
 
-def _where_it_is_read(set_any: Callable) -> Callable:
+def _set_where_read(set_any: Callable) -> Callable:
     def set_env(codegen: Any, name: str, env: Any) -> None:
         if codegen._engine.is_symbol_defined(name):
             set_any(codegen, name, env)

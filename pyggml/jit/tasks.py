@@ -9,8 +9,10 @@ earlier stage then says how many tasks it has, or declines for it, and Python do
 raises an error. So nothing has to be looked at in Python before a launch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +40,8 @@ class Extent(NamedTuple):
         """An array, flat or without gaps; each: steps along its first axis that are a task's."""
         last = sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))
         n_bytes = (last + x.itemsize) if x.size else 0
-        return _extent(x.ctypes.data, n_bytes, each * x.strides[0], is_read)
+        extent = cls(x.ctypes.data, n_bytes, each * x.strides[0], is_read)
+        return _EXTENTS.get({}).setdefault(extent, extent)
 
     def excludes(self, other: "Extent") -> bool:
         """Whether tasks of one may not run beside those of the other."""
@@ -49,10 +52,18 @@ class Extent(NamedTuple):
         return overlap and not of_threads and not (self.is_read and other.is_read)
 
 
-@lru_cache(maxsize=1024)
-def _extent(start: int, n_bytes: int, each: int, is_read: bool) -> Extent:
-    """One object for the same memory: layers share theirs, and a step has 25,000 extents."""
-    return Extent(start, n_bytes, each, is_read)
+# Those of the kernels that are bound: layers share theirs, and a step has 25,000.
+_EXTENTS: ContextVar[dict[Extent, Extent]] = ContextVar("extents")
+
+
+@contextmanager
+def shared_extents() -> Iterator[None]:
+    """Within, extents of the same memory are one object."""
+    token = _EXTENTS.set({})
+    try:
+        yield
+    finally:
+        _EXTENTS.reset(token)
 
 
 def pieces(x: np.ndarray, each: int, is_read: bool = False) -> Extent:

@@ -26,6 +26,7 @@ from pyggml.graph.arrays import LeafArrays, array, expect_held, is_constant, lea
 from pyggml.graph.call import Call
 from pyggml.graph.op import RETURNED, SENT, STREAMED, changed_by
 from pyggml.graph.tensor import Tensor
+from pyggml.jit.tasks import shared_extents
 from pyggml.runtime.calls import attach, kernel_calls, parked_bytes
 from pyggml.runtime.devices import Devices, ForEach
 from pyggml.runtime.schedule import Schedule, schedule
@@ -167,7 +168,8 @@ def bind(schedule: Schedule, release: bool = False, arenas: Arenas | None = None
         for leaf in part.leaves:
             schedule.devices.copy_of(leaf, part.backend)
     plans = schedule.plans.items()
-    kernels = {b: kernel_calls(p, of_devices[b], memory.memory_of_parked(p)) for b, p in plans}
+    with shared_extents():
+        kernels = {b: kernel_calls(p, of_devices[b], memory.memory_of_parked(p)) for b, p in plans}
     after = _watching(schedule, of_devices)
     for part in schedule.parts if release else ():
         for node in part.nodes:

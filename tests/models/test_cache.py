@@ -59,7 +59,7 @@ def test_a_session_frees_its_memory_when_it_is_dropped(tiny, backends, monkeypat
     model = pyggml.load(tiny("qwen3"), compute="f32", backends=backends)
 
     def use() -> int:
-        session = Session(model, 8192)  # much more than what stays: extents of kernels, say
+        session = Session(model, 4096)
         session.feed(np.arange(40) % 11)
         assert session.feed([1, 2]).any()
         return session.n_bytes
