@@ -93,6 +93,7 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/kernels/attention/row_softmax.py",
     "pyggml/kernels/attention/decode_tile.py",
     "pyggml/kernels/gemm/dots.py",
+    "pyggml/kernels/gemm/few_bits_pack.py",
     "pyggml/kernels/gemm/few_bits_tile.py",
     "pyggml/kernels/gemm/int8_tile.py",
     "pyggml/kernels/gemm/int_dots.py",

@@ -114,7 +114,7 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
         except click.NoSuchOption as error:
             return _report(_suggestion(error) or error.format_message(), name, FAILED)
         except click.ClickException as error:
-            return _report(_told(error), name, FAILED)
+            return _report(_message_of(error), name, FAILED)
         except PyggmlError as error:
             return _report(error.message(option), name, FAILED)
         except MemoryError as error:
@@ -274,14 +274,14 @@ def _suggestion(error: click.NoSuchOption) -> str:
     return f"No such option '{error.option_name}'. Did you mean '{ours}'?"
 
 
-def _told(error: click.ClickException) -> str:
+def _message_of(error: click.ClickException) -> str:
     """The error; where a fine-tune is given several values of a setting, with what takes them."""
     context = error.ctx if isinstance(error, click.BadParameter) else None
     value = re.search("'[^']*'", error.message)  # the first word in quotes, ours and click's
     if context is None or context.command.name != "finetune" or not value or "," not in value[0]:
         return error.format_message()
-    told = error.format_message().removesuffix(".")
-    return f"{told}. `pyggml sweep` makes a run for each of several values."
+    sentence = error.format_message().removesuffix(".")
+    return f"{sentence}. `pyggml sweep` makes a run for each of several values."
 
 
 def _report(reason: str, name: str, code: int) -> int:

@@ -11,6 +11,7 @@ written (`OutputPath`). Every command asks `check_places` before it begins. What
 import glob
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class Reads:
     """Of a parameter's type: its value has the paths of files to read, a text is one itself."""
 
 
-class WordType(click.ParamType):
+class WordType(click.ParamType, ABC):
     """Of a parameter whose word is read further; what was read already, of the type `of`, stays."""
 
     of: type = type(None)
@@ -51,9 +52,9 @@ class WordType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if isinstance(value, self.of) else self.read(value)
 
+    @abstractmethod
     def read(self, value: Any) -> Any:
         """What a word stands for. Raises click.BadParameter, or an error of the command's own."""
-        raise NotImplementedError
 
 
 class InputPath(Reads, click.Path):

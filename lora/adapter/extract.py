@@ -74,12 +74,12 @@ def extract(
         names = f": {first_names([*result.not_held], 3)} alone" if result.not_held else ""
         raise AdapterError(f"the models differ in no matrix that an adapter holds{names}")
     warn_of_passed_over(base.parts, updates)
-    about = base_keys(base) | base_metadata(base.file) | _learned(base, trained)
+    about = base_keys(base) | base_metadata(base.file) | _metadata_of_texts(base, trained)
     write_adapter(path, base, updates, about)
     return result
 
 
-def _learned(base: Model, trained: Model) -> dict[str, str]:
+def _metadata_of_texts(base: Model, trained: Model) -> dict[str, str]:
     """What whoever reads the update must know of texts, where the trained model has it anew."""
     old, new = ({key: m.file.word(key) for key in (LABELS, POOLING)} for m in (base, trained))
     template = template_in(trained.file)

@@ -55,11 +55,11 @@ class ClassReader(TextReader):
         trained, width = documents.trained, self.ctx + 1
         assert trained is not None
 
-        def kept(at: np.ndarray) -> np.ndarray:
+        def cut_to_width(at: np.ndarray) -> np.ndarray:
             label = at[len(at) - int(trained[at].sum()) :]
             return np.r_[at[: min(len(at), width) - len(label)], label]
 
-        return documents.cut(kept, self.folder), int((documents.lengths > width).sum())
+        return documents.cut(cut_to_width, self.folder), int((documents.lengths > width).sum())
 
     def arranged(
         self, train: Dataset, validation: Dataset, parts: Sequence[FileWindows]

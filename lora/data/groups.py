@@ -46,7 +46,7 @@ class GroupReader(TextReader):
         trained, width = documents.trained, self.ctx + 1
         assert trained is not None
 
-        def kept(at: np.ndarray) -> np.ndarray:
+        def cut_to_width(at: np.ndarray) -> np.ndarray:
             ends = np.flatnonzero(trained[at])
             most = len(at) if len(at) <= width else width // len(ends) - 1
             if most < 1:
@@ -55,7 +55,7 @@ class GroupReader(TextReader):
             parts = [np.r_[s : min(s + most, e), e] for s, e in zip(starts, ends, strict=True)]
             return at[np.concatenate(parts)]
 
-        return documents.cut(kept, self.folder), int((documents.lengths > width).sum())
+        return documents.cut(cut_to_width, self.folder), int((documents.lengths > width).sum())
 
     def arranged(
         self, train: Dataset, validation: Dataset, parts: Sequence[FileWindows]

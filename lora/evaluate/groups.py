@@ -63,7 +63,7 @@ def find_nearest(
         [numbers.setdefault(tuple(ids), len(numbers)) for ids in texts]
         for texts in map_rows(rows, ids_of)
     ]
-    vectors = _embed(model, [*numbers], report)
+    vectors = _unit_vectors(model, [*numbers], report)
     asked, right = (np.array([texts[i] for texts in of_rows]) for i in (0, 1))
     candidates = np.unique([number for texts in of_rows for number in texts[1:]])
     cosines = vectors[asked] @ vectors[candidates].T
@@ -74,7 +74,7 @@ def find_nearest(
     return NearestAnswers([*own], [*own], measures, ranks=ranks)
 
 
-def _embed(model: Model, texts: Sequence[Sequence[int]], report: Hear) -> np.ndarray:
+def _unit_vectors(model: Model, texts: Sequence[Sequence[int]], report: Hear) -> np.ndarray:
     """Vectors (n, n_embd) of length 1."""
     embedder, vectors = model.embedder(), list[np.ndarray]()
     n = -(-len(texts) // _AT_ONCE)

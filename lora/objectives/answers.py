@@ -243,7 +243,7 @@ def answer_batches(
         arrays |= {"reference": with_kl[part], "share": share[part]}
         filled = {name: _pad_batch(values, size).reshape(-1) for name, values in arrays.items()}
         members = block_diagonal(answers.part(part).members(objective.per_token), size)
-        yield batch.widened(AnswerBatch, **filled, members=members, kl=kl)
+        yield batch.to_batch_of(AnswerBatch, **filled, members=members, kl=kl)
 
 
 def _arrays(

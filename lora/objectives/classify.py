@@ -151,4 +151,4 @@ class ClassFeed:
         for batch in data.batches(windows, self.size):
             classes = self.labels.numbers(batch.targets)
             own = np.where(batch.weights != 0, self.weights[classes] / total, 0).astype(np.float32)
-            yield batch.widened(ClassBatch, weights=own, classes=classes, labels=tokens)
+            yield batch.to_batch_of(ClassBatch, weights=own, classes=classes, labels=tokens)

@@ -161,7 +161,7 @@ class TextVectorFeed:
         self, programs: Sequence[Program], data: Dataset, windows: Windows, ranks: Ranks
     ) -> Iterator[TextVectorBatch]:
         for batch in data.batches(windows, self.size):
-            yield batch.widened(TextVectorBatch, **self._arrays(batch))
+            yield batch.to_batch_of(TextVectorBatch, **self._arrays(batch))
 
     def _arrays(self, batch: WindowBatch) -> dict[str, np.ndarray]:
         """What `TextVectorBatch` has beside the tokens."""

@@ -367,7 +367,7 @@ class SampleFeed:
             members = block_diagonal(means, self._size)
             terms = (means > 0) @ terms[:, :, None]
         better, worse = (self._pad(part) for part in (np.maximum(terms, 0), np.minimum(terms, 0)))
-        return batch.widened(SampleBatch, **flat, members=members, better=better, worse=worse)
+        return batch.to_batch_of(SampleBatch, **flat, members=members, better=better, worse=worse)
 
     def _pad(self, values: np.ndarray) -> np.ndarray:
         """One row of all windows, float32; zeros for those that only fill up the batch."""

@@ -206,4 +206,4 @@ class TaughtFeed:
             if self.objective.is_mixed:
                 shares[at, 0] += alpha
         own = {"of_answers": np.float32(alpha) * batch.weights, "ids": ids, "shares": shares}
-        return batch.widened(TaughtBatch, **own, entropy=entropy.astype(np.float32))
+        return batch.to_batch_of(TaughtBatch, **own, entropy=entropy.astype(np.float32))

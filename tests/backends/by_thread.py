@@ -183,7 +183,7 @@ def add_tile(sums, i, a, b0, b1):
     sums[i] = multiply_tile(sums[i], a, b0, b1)
 
 
-def turned(word):
+def transpose_8x8(word):
     """An 8×8 matrix transposed, of which each lane has two numbers of a row."""
     warp, lane = own.warp, own.lane
     warp.slots[lane] = [int(word) & 0xFFFF, int(word) >> 16]
@@ -203,7 +203,7 @@ def store_words(array, at, *words):
     put(array.view(np.uint8), at, *words)
 
 
-ptx.two_bf16, ptx.add_tile, ptx.turned = two_bf16, add_tile, turned
+ptx.two_bf16, ptx.add_tile, ptx.transpose_8x8 = two_bf16, add_tile, transpose_8x8
 ptx.load_words, ptx.store_words = load_words, store_words
 ptx.power_of_two = np.exp2
 ptx.commit_copies = ptx.await_copies = ptx.await_all_but_one = lambda: None

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pyggml.graph.dtypes import dtype
-from pyggml.kernels.gemm import few_bits, few_bits_tile
+from pyggml.kernels.gemm import few_bits, few_bits_pack
 from pyggml.quants import dequantize
 
 
@@ -11,10 +11,10 @@ def with_scales_in_dy(dy, w, kind):
     """dy · w of bytes dy · s, for the columns of each scale s, and of the weights as they are."""
     each, (half, _), n_in = few_bits.columns_of(kind), few_bits.centre(kind), w.shape[1]
     n_in = n_in // dtype(kind).block_bytes * dtype(kind).block
-    rows = np.zeros((len(w), few_bits_tile.ROW_WORDS), np.float32)
+    rows = np.zeros((len(w), few_bits_pack.ROW_WORDS), np.float32)
     for row, packed in zip(rows, w, strict=True):
         few_bits._UNPACK[kind, True](row, packed, n_in // dtype(kind).block)
-    s, m, q = np.split(rows, [few_bits_tile.SCALES, 2 * few_bits_tile.SCALES], axis=1)
+    s, m, q = np.split(rows, [few_bits_pack.SCALES, 2 * few_bits_pack.SCALES], axis=1)
     s, m = (v.repeat(each, 1)[:, :n_in] for v in (s, m))
     q = np.ascontiguousarray(q).view(np.int8)[:, :n_in].astype(np.float64)
     assert np.abs(q).max() <= half

@@ -47,8 +47,18 @@ ADAPTERS, SCALES, FULL = WHAT = "adapter", "scales", "full"  # what --train name
 _PLACEHOLDER = Path("adapter.gguf")  # of a job that writes nothing
 # A job's own, no settings.
 _OWN = (
-    *(*_NEEDED, "init", "original", "below", "what", "train_tensors", "qat", "masters"),
-    *("prompt", "answer_every", "log_to", "report"),
+    *_NEEDED,
+    "init",
+    "original",
+    "below",
+    "what",
+    "train_tensors",
+    "qat",
+    "masters",
+    "prompt",
+    "answer_every",
+    "log_to",
+    "report",
 )
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
 _CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")

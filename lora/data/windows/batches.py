@@ -52,7 +52,7 @@ class WindowBatch:
             write(getattr(inputs, name), getattr(self, name))
         write(inputs.span, self.span if inputs.causal else both_ways(self.span))
 
-    def widened(self, kind: type[B], **more: Any) -> B:
+    def to_batch_of(self, kind: type[B], **more: Any) -> B:
         """The same tokens as a batch of another kind, with what that has besides."""
         return kind(**{name: getattr(self, name) for name in WindowBatch.__slots__} | more)
 

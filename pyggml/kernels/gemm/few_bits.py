@@ -1,7 +1,7 @@
 """Products with weights of few bits in bytes, on x86 without VNNI: weights as they are.
 
 Forward the error is that of x, one scale for 32 numbers: NMSE 3e-5 for normal numbers. Backward a
-sum runs over rows of W, whose scales go into dy (pyggml.kernels.gemm.few_bits_tile): 6e-5 to 8e-5.
+sum runs over rows of W, whose scales go into dy (pyggml.kernels.gemm.few_bits_pack): 6e-5 to 8e-5.
 Weights of 8 bits, and Q2_K, whose 16 weights have both a scale and a minimum, are left to
 pyggml.kernels.gemm.int8.
 
@@ -23,7 +23,7 @@ from pyggml.jit.simd import fill
 from pyggml.jit.tasks import task_code
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
 from pyggml.kernels.gemm.beside import begin, finish, scratch_of, take_columns
-from pyggml.kernels.gemm.few_bits_tile import (
+from pyggml.kernels.gemm.few_bits_pack import (
     BACKWARD_DEPTH,
     FACTOR_WORDS,
     FORWARD_DEPTH,
@@ -38,8 +38,6 @@ from pyggml.kernels.gemm.few_bits_tile import (
     columns_of,
     few_bits,
     move,
-    product_of_columns,
-    product_of_rows,
     put_columns,
     put_factors,
     put_terms,
@@ -48,6 +46,7 @@ from pyggml.kernels.gemm.few_bits_tile import (
     round_to_shorts,
     scale_rows,
 )
+from pyggml.kernels.gemm.few_bits_tile import product_of_columns, product_of_rows
 from pyggml.kernels.gemm.frames import (
     BACKWARD_COLUMNS,
     FORWARD_COLUMNS,

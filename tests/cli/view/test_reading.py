@@ -100,6 +100,14 @@ def test_faults_are_sentences(client, path, body, words):
     assert answer.status_code in (400, 404) and words in answer.json()["error"]["message"]
 
 
+def test_a_file_outside_the_folder_is_not_opened(client, folder, monkeypatch):
+    opened = []
+    monkeypatch.setattr("pyggml.cli.commands.view.runs._version", opened.append)
+    (folder.parent / "x.gguf").write_bytes(b"GGUF")
+    assert client.post("/api/losses", json={"text": "the path", "run": "../x"}).status_code == 404
+    assert not opened
+
+
 def test_a_body_is_bounded(client):
     answer = client.post("/api/losses", content=b'{"text": "' + b"a" * (1 << 17))
     assert answer.status_code == 413

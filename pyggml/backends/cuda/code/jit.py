@@ -55,7 +55,7 @@ def instruction(returns: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             each = zip(signature.args, arguments, strict=True)
-            result = emit(builder, *(_emitted(context, builder, *one) for one in each))
+            result = emit(builder, *(_llvm_argument(context, builder, *one) for one in each))
             if isinstance(result, list):
                 return context.make_tuple(builder, signature.return_type, result)
             return context.get_dummy_value() if result is None else result
@@ -67,13 +67,13 @@ def instruction(returns: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any
     return declare
 
 
-def _emitted(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+def _llvm_argument(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     """An argument as `emit` gets it."""
     if isinstance(kind, types.Array):
         return context.make_array(kind)(context, builder, value).data
     if isinstance(kind, types.BaseTuple):
         parts = zip(kind.types, unpack_tuple(builder, value), strict=True)
-        return [_emitted(context, builder, *part) for part in parts]
+        return [_llvm_argument(context, builder, *part) for part in parts]
     return value
 
 

@@ -52,7 +52,7 @@ def shared_address(builder: Any, start: Any, at: Any = None) -> Any:
     return base if at is None else builder.add(base, builder.trunc(at, WORD))
 
 
-def _named(name: str, returns: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any]:
+def _instruction_named(name: str, returns: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any]:
     """The same decorator, of one function for several instructions."""
 
     def declare(emit: Callable[..., Any]) -> Any:
@@ -65,7 +65,7 @@ def _named(name: str, returns: Any, *takes: Any) -> Callable[[Callable[..., Any]
 def _of_bytes(name: str, kind: Any, result: Any, widened: Any = None) -> Any:
     """(raw, at): the number of an LLVM type at byte `at`, of which the type `result` is made."""
 
-    @_named(name, result, ANY, _AT)
+    @_instruction_named(name, result, ANY, _AT)
     def load(builder, raw, at):
         x = builder.load(_pointer(builder, raw, at, kind))
         return widened(builder, x) if widened else x
@@ -136,7 +136,7 @@ def two_in(builder: Any, number: str, first: Any, second: Any) -> Any:
 
 
 def _two_of(name: str, number: str) -> Any:
-    @_named(name, _UINT, _NUMBER, _NUMBER)
+    @_instruction_named(name, _UINT, _NUMBER, _NUMBER)
     def two(builder, first, second):
         return two_in(builder, number, first, second)
 
@@ -147,7 +147,7 @@ two_bf16, two_f16 = _two_of("two_bf16", "bf16"), _two_of("two_f16", "f16")
 
 
 def _of_one_float(name: str, operation: str) -> Any:
-    @_named(name, _NUMBER, _NUMBER)
+    @_instruction_named(name, _NUMBER, _NUMBER)
     def of_one_float(builder, x):
         text = f"{operation}.approx.ftz.f32 $0, $1;"
         return assemble(builder, text, "=f,f", [x], FLOAT, has_effect=False)
@@ -185,7 +185,7 @@ def _add_tile_of(number: str) -> Any:
 
 
 @instruction(_UINT, _UINT)
-def turned(builder, word):
+def transpose_8x8(builder, word):
     """An 8×8 matrix of 16-bit numbers, two of a row in each lane, transposed."""
     text = "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;"
     return assemble(builder, text, "=r,r", [word], WORD)

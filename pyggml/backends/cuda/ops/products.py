@@ -111,13 +111,13 @@ def _scaled_gradient(rng: np.random.Generator) -> Graph:
     return Graph.of(add(dw, drawn(rng, 5, 7)))
 
 
-def _added(site: CudaSite) -> Call:
+def _bind_sum(site: CudaSite) -> Call:
     return adding(site, _product(site, accumulate=True))
 
 
 for _name, _shared in (("mul_mat", _packing_of), ("out_prod", nothing_shared)):
     declare(_name, _product, lacks=_lacks, scratch=_scratch, shared=_shared)
-    declare(f"{_name}_add", _added, lacks=_lacks, scratch=_scratch, shared=_shared)
+    declare(f"{_name}_add", _bind_sum, lacks=_lacks, scratch=_scratch, shared=_shared)
 PRODUCT_SCALED = Fusion(
     near("product = mul_mat(b, a); scaled = scale(product)"),
     _scales, _bind_scaled, _scaled_product, scratch=_scratch, shared=_packing_of,

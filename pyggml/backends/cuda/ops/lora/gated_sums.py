@@ -135,12 +135,17 @@ def _multiply(thin, total, words, b, right, n_tiles):
         for half in range(2):
             at = 4 * half
             a0, a1, a2, a3 = words[i, at], words[i, at + 1], words[i, at + 2], words[i, at + 3]
-            turned = ptx.turned(a0), ptx.turned(a2), ptx.turned(a1), ptx.turned(a3)
+            transposed = (
+                ptx.transpose_8x8(a0),
+                ptx.transpose_8x8(a2),
+                ptx.transpose_8x8(a1),
+                ptx.transpose_8x8(a3),
+            )
             for tile in range(n_tiles):
                 j = i * n_tiles + tile
                 if i < 2:
                     ptx.add_tile(thin, j, (a0, a1, a2, a3), b[j, 2 * half], b[j, 2 * half + 1])
-                ptx.add_tile(total, 2 * j + half, turned, right[j, 0], right[j, 1])
+                ptx.add_tile(total, 2 * j + half, transposed, right[j, 0], right[j, 1])
 
 
 @device

@@ -209,7 +209,7 @@ def _rows_kernel(form: _ClusterForm, in_bf16: bool, in_rows: bool) -> Any:
             row, column, is_inside = _place(i, first + group, start, mine, share, k)
             inside = np.uint32(0xFFFFFFFF) if is_inside else np.uint32(0)
             rate = ONE / math.sqrt(sums[i & 1, 0] / np.float32(k) + eps)
-            hold(words, i >> 1, i & 1, _normed(x, i, w, column, rate), inside)
+            hold(words, i >> 1, i & 1, _words_of_norm(x, i, w, column, rate), inside)
             if is_inside and row < m:
                 put_held(out, row * step + column, words, i >> 1, i & 1)
         for s in range(steps):
@@ -240,7 +240,7 @@ def _put(total, copy, at, x, i, reads):
 
 
 @device
-def _normed(x, i, w, column, rate):
+def _words_of_norm(x, i, w, column, rate):
     """x[i] · rate · w, in words."""
     f = load_eight(w, column)
     return in_words((
@@ -291,11 +291,11 @@ def _gradient_kernel(form: _ClusterForm, types: tuple[bool, bool]) -> Any:
             pull = rate * rate * (sums[i & 1, 1] / np.float32(k))
             for e in range(8):
                 ys[i, e] += rate * (gs[i, e] - xs[i, e] * pull)
-            hold(words, i >> 1, i & 1, _rounded(ys, i), inside)
+            hold(words, i >> 1, i & 1, _words_of(ys, i), inside)
             if is_inside and row < m:
                 at = row * k + column
                 if reads[1]:
-                    n = _normed(xs, i, w, column, rate)
+                    n = _words_of_norm(xs, i, w, column, rate)
                     ptx.store_words(norm, 2 * at, n[0], n[1], n[2], n[3])
                 _put(total, out, at, ys, i, (reads[0], False))
                 put_held(out, row * step + column, words, i >> 1, i & 1)
@@ -308,7 +308,7 @@ def _gradient_kernel(form: _ClusterForm, types: tuple[bool, bool]) -> Any:
 
 
 @device
-def _rounded(x, i):
+def _words_of(x, i):
     return in_words((x[i, 0], x[i, 1], x[i, 2], x[i, 3], x[i, 4], x[i, 5], x[i, 6], x[i, 7]))
 
 

@@ -44,7 +44,7 @@ def pair(x, column, row, step, m):
 @device
 def place_in_eights(group, half, e):
     """Which of a warp's 32 columns number e of a lane's sums is of, of tiles of numbers that were
-    turned: in its eights the pairs of the first or the second half."""
+    transposed: in its eights the pairs of the first or the second half."""
     return 8 * (group >> 1) + 4 * half + 2 * (e >> 1) + (group & 1)
 
 
@@ -80,15 +80,15 @@ def _kernel(n_tiles: int) -> Any:
             of_high = np.uint32(0xFFFFFFFF) if high < m and column < k else np.uint32(0)
             for half in range(2):
                 j = 2 * half
-                turned = (
-                    ptx.turned(a[j] & of_low), ptx.turned(a[j + 1] & of_low),
-                    ptx.turned(b[j] & of_high), ptx.turned(b[j + 1] & of_high),
+                transposed = (
+                    ptx.transpose_8x8(a[j] & of_low), ptx.transpose_8x8(a[j + 1] & of_low),
+                    ptx.transpose_8x8(b[j] & of_high), ptx.transpose_8x8(b[j + 1] & of_high),
                 )  # fmt: skip
                 for tile in range(n_tiles):
                     at = at_right + TILE_COLUMNS * tile + group
                     b0 = pair(right, at, first + two, right_step, m)
                     b1 = pair(right, at, first + two + 8, right_step, m)
-                    ptx.add_tile(sums, 2 * tile + half, turned, b0, b1)
+                    ptx.add_tile(sums, 2 * tile + half, transposed, b0, b1)
         for tile in range(n_tiles):
             for half in range(2):
                 for e in range(4):
