@@ -77,7 +77,7 @@ def test_every_product_of_a_layer_that_is_computed_again_is_joined():
 
 
 def test_what_is_rounded_where_it_is_read_is_bfloat16():
-    _, wide, _ = graphs("qwen3-F16")
+    _, wide, _ = graphs("qwen3-F16", n_tokens=64)
     types = {t.op.name: set() for t in wide.nodes}
     for t in wide.nodes:
         types[t.op.name].add(t.dtype.name)
