@@ -65,7 +65,8 @@ def command(
     if text is not None:
         ids = _tokens(one, text, ctx)
         run = lab.compare_runs(one, two, ids)
-        heads = lab.compare_heads(one, two, ids) if _has_heads(one) else None
+        has_heads = any(".attn_head." in name for name in one.activations)
+        heads = lab.compare_heads(one, two, ids) if has_heads else None
     if as_json:
         say(json.dumps(_record(changed, run, heads), indent=1))
         return
@@ -99,10 +100,6 @@ def _tokens(model: Model, path: Path, ctx: int | None) -> list[int]:
     if not whole or len(ids) > most:
         note(f"{path}: its first {min(most, len(ids))} tokens are read")
     return ids[:most]
-
-
-def _has_heads(model: Model) -> bool:
-    return any(".attn_head." in name for name in model.activations)
 
 
 # -- what is printed ------------------------------------------------------------------------------

@@ -54,18 +54,22 @@ def command(
         raise ConfigError("no texts, wanted -p TEXT or -f FILE")
     model = source.load()
     if rerank is not None:
-        return _say_scores(texts, model.rerank(rerank, texts))
+        scores = model.rerank(rerank, texts)
+        for i in np.argsort(-scores, kind="stable"):
+            say(f"{scores[i]:.6f}\t{texts[i]}")
+        return
     vectors = model.embed(texts, pooling, not no_normalise)
     how = model.embedder(pooling).pooling
     what = f"pooled by {how}" if how != "none" else "a vector for each token"
     say_progress(f"{plural(len(texts), 'text')}, {vectors[0].shape[-1]} numbers, {what}")
     if cosine:
-        return _say_cosines(np.asarray(vectors))
-    if output is not None:
-        return _write(output, texts, vectors)
-    for text, vector in zip(texts, vectors, strict=True):
-        say(_line(text, vector), as_is=True)
-    return None
+        for row in np.asarray(vectors) @ np.asarray(vectors).T:
+            say(" ".join(f"{value:6.3f}" for value in row))
+    elif output is not None:
+        _write(output, texts, vectors)
+    else:
+        for text, vector in zip(texts, vectors, strict=True):
+            say(_line(text, vector), as_is=True)
 
 
 def _check(
@@ -110,14 +114,3 @@ def _write(path: Path, texts: Sequence[str], vectors: Sequence[np.ndarray] | np.
                 file.write(f"{_line(text, vector)}\n".encode())
             else:
                 np.savetxt(file, np.atleast_2d(vector), "%.9g")
-
-
-def _say_cosines(vectors: np.ndarray) -> None:
-    for row in vectors @ vectors.T:
-        say(" ".join(f"{value:6.3f}" for value in row))
-
-
-def _say_scores(texts: Sequence[str], scores: np.ndarray) -> None:
-    """The best first."""
-    for i in np.argsort(-scores, kind="stable"):
-        say(f"{scores[i]:.6f}\t{texts[i]}")

@@ -117,7 +117,8 @@ class Healing:
         original, quantised = self.before
         if quantised.losses.mean() <= original.losses.mean():
             return "none: the quantised model predicts this text as well as the original"
-        share = _percent(closed(original, quantised, self.healed))
+        x = closed(original, quantised, self.healed)
+        share = f"{100 * x.value:.0f} % [{100 * x.low:.0f}, {100 * x.high:.0f}]"
         return f"{share} of that in perplexity is closed"
 
 
@@ -132,16 +133,6 @@ def _words(d: Distance, is_apart: bool) -> str:
 
 def _figures(x: Interval, digits: int) -> str:
     return f"{x.value:.{digits}f} [{x.low:.{digits}f}, {x.high:.{digits}f}]"
-
-
-def _percent(x: Interval) -> str:
-    return f"{100 * x.value:.0f} % [{100 * x.low:.0f}, {100 * x.high:.0f}]"
-
-
-def _check_original(original: Path, quantised: Path) -> None:
-    """ModelError unless both files have the same tokens."""
-    with gguf.open(original) as first, gguf.open(quantised) as second:
-        check_same_tokens(first, second)
 
 
 def _rank(path: Path) -> int:
@@ -185,7 +176,8 @@ def _heal(config: Path | None, original: Path, **given: Any) -> int:
     settings = config_file.of_command_line(given, command, config).values
     _check_choices(settings)
     if settings["model"] is not None:
-        _check_original(path, model_file(settings["model"]))
+        with gguf.open(path) as first, gguf.open(model_file(settings["model"])) as second:
+            check_same_tokens(first, second)
     every = {p.name or "": given.get(p.name or "") for p in finetune.params if p.expose_value}
     every |= _defaults(settings, path)
     del every["config"]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -121,11 +122,16 @@ class GroupedCommand(click.Command):
         super().__init__(*args, **{"context_settings": SETTINGS} | kwargs)
         self.examples, self._asks = examples, asks
         if any(isinstance(p.type, OutputPath | OutputFolder) for p in self.params):
-            self.params.append(_force_option())
-        self.params.append(_quiet_option(quiet))
+            about = "replace a file that is there, whatever it is; never one that is read"
+            self.params.append(_acting_option("--force", act=_force, about=about, group="output"))
+        page, all_of_it = (partial(_show_help, whole=whole) for whole in (False, True))
         self.params += [
-            _help_option(["-h", "--help"], "this page, with defaults in brackets", whole=False),
-            _help_option(["--help-all"], "every option, with what it takes", whole=True),
+            _acting_option(*names, act=act, about=about)
+            for names, act, about in (
+                (("-q", "--quiet"), lambda ctx, value: set_quiet(value), f"print no {quiet}"),
+                (("-h", "--help"), page, "this page, with defaults in brackets"),
+                (("--help-all",), all_of_it, "every option, with what it takes"),
+            )
         ]
         self.add_help_option = False
 
@@ -240,50 +246,30 @@ def by_group(options: Iterable[click.Parameter]) -> list[click.Parameter]:
     return [option for group in TITLES for option in grouped if option.group == group]
 
 
-def _force_option() -> GroupedOption:
-    def settle(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        ctx.meta[_FORCE] = value
-
+def _acting_option(
+    *names: str, act: Callable[[click.Context, bool], None], about: str, group: str = "help"
+) -> GroupedOption:
+    """A flag that acts as it is read, those of help before all others: a model's name may print
+    while it is read."""
+    is_first = group == "help"
     return GroupedOption(
-        ["--force"],
+        [*names],
         is_flag=True,
+        is_eager=is_first,
         expose_value=False,
-        callback=settle,
-        help="replace a file that is there, whatever it is; never one that is read",
-        group="output",
-    )
-
-
-def _quiet_option(about: str) -> GroupedOption:
-    def settle(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        set_quiet(value)
-
-    return GroupedOption(
-        ["-q", "--quiet"],
-        is_flag=True,
-        is_eager=True,  # a model's name may print while it is read
-        expose_value=False,
-        callback=settle,
-        help=f"print no {about}",
-        group="help",
-        common=True,
-    )
-
-
-def _help_option(names: list[str], about: str, whole: bool) -> GroupedOption:
-    def show(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
-        if asked and not ctx.resilient_parsing:
-            assert isinstance(ctx.command, GroupedCommand)
-            click.echo(ctx.command.help_text(ctx, whole))
-            ctx.exit()
-
-    return GroupedOption(
-        names,
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=show,
+        callback=lambda ctx, param, value: act(ctx, value),
         help=about,
-        group="help",
-        common=True,
+        group=group,
+        common=is_first,
     )
+
+
+def _force(ctx: click.Context, value: bool) -> None:
+    ctx.meta[_FORCE] = value
+
+
+def _show_help(ctx: click.Context, asked: bool, whole: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        assert isinstance(ctx.command, GroupedCommand)
+        click.echo(ctx.command.help_text(ctx, whole))
+        ctx.exit()

@@ -10,10 +10,10 @@ to left. That needs attention which does not ask how far a key is (`_takes_pairs
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 import numpy as np
 
+from pyggml.generation.drafts import n_common
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.lora.evaluate.scorer import Predictions, Scorer
@@ -142,8 +142,7 @@ def _groups(
     for r, row in enumerate(rows):
         before = groups[-1] if groups else _SharedStart([])
         if in_pairs and len(before.rows) == 1:
-            both = zip(rows[r - 1].ids, row.ids, strict=False)
-            n = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
+            n = n_common(rows[r - 1].ids, row.ids)
             if n >= _WORTH_SHARING and _turn_alike(rows[r - 1].ids, row.ids, n_ctx_short):
                 before.rows.append(r)
                 before.n_shared = n

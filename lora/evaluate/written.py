@@ -8,13 +8,13 @@ prompt begins with as the one before it: examples are read once.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 
 from pyggml.chat.messages import BadValue
 from pyggml.generation import Sampling, Session
 from pyggml.generation.completion import Completion
+from pyggml.generation.drafts import n_common
 from pyggml.lora.config import EvalConfig
 from pyggml.lora.data.reading.files import map_rows
 from pyggml.lora.data.records.rows import QuestionRow
@@ -101,12 +101,11 @@ class AnswerWriter:
     def __init__(self, model: Model, n_ctx: int) -> None:
         """n_ctx: the most tokens of a prompt and its answer together."""
         self._session = Session(model, n_ctx)
-        self._tokens: Sequence[int] = ()  # that the session has read
+        self._tokens: Ids = ()  # that the session has read
 
     def write(self, ids: Ids, how: Sampling, n_tokens: int) -> str:
         """The text after a prompt, of n_tokens at most, up to a stop text."""
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(ids[:-1], self._tokens, strict=False))
-        n_same = sum(1 for _ in same)
+        n_same = n_common(ids[:-1], self._tokens)
         self._session.truncate(n_same)
         completion = Completion(self._session.model.tokenizer, how, ids, n_tokens)
         text = ""
@@ -116,5 +115,5 @@ class AnswerWriter:
             text += piece.text
             if piece.finish is not None:
                 break
-        self._tokens = [*ids, *completion.tokens][: self._session.n_past]
+        self._tokens = (*ids, *completion.tokens)[: self._session.n_past]
         return text

@@ -122,7 +122,7 @@ class DraftModel:
             self.seconds += _WEIGHT * (seconds - self.seconds) if self.seconds else seconds
 
 
-def n_common(a: list[int], b: list[int]) -> int:
+def n_common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many first tokens are equal, quickly if only some of the last are not."""
     n = min(len(a), len(b))
     start = max(0, n - _AT_ONCE)

@@ -15,6 +15,7 @@ from pyggml.chat.words import ALPACA
 from pyggml.errors import DataError, cause_of
 from pyggml.files import open_regular, replacing
 from pyggml.generation import CacheType, Completion, Piece, Sampling, Session
+from pyggml.generation.drafts import n_common
 from pyggml.model import Model
 
 _SEEDS = 1 << 64
@@ -132,7 +133,7 @@ class Conversation:
         self, completion: Completion, ids: Sequence[int], is_stopped: Callable[[], bool]
     ) -> Iterator[Piece]:
         """The pieces of an answer to the prompt. Of that only the new tokens are fed."""
-        n_same = _n_shared(self._session.tokens, ids[:-1])
+        n_same = n_common(self._session.tokens, ids[:-1])
         if n_same < self.n_read:
             self._session.truncate(n_same)
         new = ids[n_same:]
@@ -226,9 +227,3 @@ def _rows_before(path: Path) -> bytes:
 
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
-
-
-def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the longest common start."""
-    unlike = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(unlike, min(len(a), len(b)))

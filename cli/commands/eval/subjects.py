@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pyggml import gguf
+from pyggml.cli.terminal.kinds import ADAPTER
 from pyggml.cli.terminal.options import Adapter, ModelSource, adapter_word
 from pyggml.errors import ConfigError
 from pyggml.models.adapter import file_digest
@@ -35,7 +36,7 @@ def subjects(
         evaluated = [ModelSource(model, given, controls=controls, layers=layers, **how)]
     for stack in stacks:
         path, weight = stack[0]
-        if len(stack) > 1 or _is_adapter(path):
+        if len(stack) > 1 or ADAPTER.is_one(path):
             if model is None:
                 raise ConfigError(f"{path}: is an adapter, wanted -m and the model it is for")
             evaluated.append(ModelSource(model, (*_below(stack, given), *stack), **how))
@@ -70,8 +71,3 @@ def names(models: Sequence[ModelSource]) -> list[str]:
 def _name(source: ModelSource, whole: bool) -> str:
     paths = [(source.path, 1.0), *source.adapters, *source.controls]
     return " + ".join(adapter_word((p if whole else Path(p.name), w)) for p, w in paths)
-
-
-def _is_adapter(path: Path) -> bool:
-    with gguf.open(path) as file:
-        return file.word("general.type") == "adapter"

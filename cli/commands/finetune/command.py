@@ -18,6 +18,7 @@ from pyggml.cli.commands.finetune.job import (
     check_shared,
     files_read,
     job_of,
+    save_settings,
     with_hub_files,
 )
 from pyggml.cli.commands.finetune.memory import memory_settings
@@ -36,7 +37,6 @@ from pyggml.cli.terminal.options import (
     settings_options,
     words,
 )
-from pyggml.cli.terminal.paths import beside
 from pyggml.cli.terminal.places import PATH, FileWord, OutputPath, check_places
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
@@ -106,11 +106,9 @@ def _train(
         again = words(of.params, given_again)
         return shlex.join([*ranks.launcher, *program(of.name or ""), *again])
 
-    def save_settings(job: Job) -> None:
-        config_file.write(beside(job.output, ".yaml"), job.identity(), command.params)
-
     def train(ranks: Ranks) -> int:
-        return run(job, around(resume_command, save_settings), ranks)
+        saves = partial(save_settings, options=command.params)
+        return run(job, around(resume_command, saves), ranks)
 
     check_shared(job, ranks)
     if ranks.size > 1 or job.n_ranks == 1 or job.previews_only:

@@ -392,6 +392,11 @@ def files_read(
     return inputs_of(options, read)
 
 
+def save_settings(job: Job, options: Iterable[click.Parameter]) -> None:
+    """Write the settings of a job beside its adapter, with the keys of these options."""
+    config_file.write(beside(job.output, ".yaml"), job.identity(), options)
+
+
 def check_places(job: Job) -> None:
     """Check the outputs now, so that nothing fails after hours. A dry run takes no lock file."""
     if not job.writes_nothing:

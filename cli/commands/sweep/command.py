@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 
 from pyggml.cli.commands.finetune import config_file
 from pyggml.cli.commands.finetune.command import command as finetune
-from pyggml.cli.commands.finetune.job import Job, files_read, with_hub_files
+from pyggml.cli.commands.finetune.job import files_read, save_settings, with_hub_files
 from pyggml.cli.commands.sweep.halving import Halving
 from pyggml.cli.commands.sweep.lists import (
     BESIDE,
@@ -29,7 +30,6 @@ from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.lines import say_lines
 from pyggml.cli.terminal.options import words
-from pyggml.cli.terminal.paths import beside
 from pyggml.cli.terminal.places import Output, OutputFolder, check_places
 from pyggml.cli.terminal.show import plural, printable, row, say
 from pyggml.cli.web.report import REPORT
@@ -63,7 +63,7 @@ def _sweep(config: Path | None, output: Path | None, halving: int | None, **give
     every = runs[0].job.train.val_every
     judging = None if factor is None else Halving(folder, runs, factor, every)
     command_line = shlex.join([*program("sweep"), *words(command.params, again)])
-    whole = run_all(runs, judging, command_line, _save_settings)
+    whole = run_all(runs, judging, command_line, partial(save_settings, options=finetune.params))
     return _tell(folder, runs, whole, command_line)
 
 
@@ -76,10 +76,6 @@ def _check_places(
     own = [Output(folder / BESIDE, COMMON_SETTINGS), Output(folder / PAGE, REPORT)]
     outputs = [*own, *(o for r in runs for o in r.job.outputs)]
     check_places(outputs, read, runs[0].job.is_forced, makes_folder=False)
-
-
-def _save_settings(job: Job) -> None:
-    config_file.write(beside(job.output, ".yaml"), job.identity(), finetune.params)
 
 
 def _tell(folder: Path, runs: Sequence[SweepRun], whole: bool, again: str) -> int:
