@@ -146,7 +146,8 @@ def check_places(
 
     makes_folder: whether the folder is created that an output is to lie in, which is said
     """
-    by_place = _by_place(inputs) if outputs else {}
+    read = inputs if outputs else ()
+    by_place = {_place(each): word for word, path in read for each in _files(path)}
     for output in outputs:
         word = by_place.get(_place(output.path))
         if word:
@@ -177,11 +178,6 @@ def _place(path: Path) -> Hashable:
     except (OSError, ValueError):  # ValueError: a NUL
         return os.path.abspath(path)  # noqa: PTH100  # Path.resolve refuses a link to itself
     return status.st_dev, status.st_ino
-
-
-def _by_place(inputs: Iterable[tuple[str, Path]]) -> dict[Hashable, str]:
-    """The word for every file that is read."""
-    return {_place(each): word for word, path in inputs for each in _files(path)}
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -218,13 +218,10 @@ class Lines:
 
     def __call__(self, report: Report) -> None:
         has_news = tell(report, self._meter)
-        if isinstance(report, StepReport) and (
-            has_news or report is self._meter.first or self._is_due(report)
-        ):
-            self._step(report)
-
-    def _is_due(self, s: StepReport) -> bool:
-        return s.step == s.n_steps or perf_counter() - self._last_line >= _EVERY
+        if isinstance(report, StepReport):
+            is_end = report is self._meter.first or report.step == report.n_steps
+            if has_news or is_end or perf_counter() - self._last_line >= _EVERY:
+                self._step(report)
 
     def _step(self, s: StepReport) -> None:
         self._last_line, m = perf_counter(), self._meter
@@ -236,13 +233,9 @@ class Lines:
             )
 
 
+@progress_lines()
 def tell(report: Report, meter: Meter) -> bool:
     """Print what deserves a line of its own; whether there was such a thing."""
-    with progress_lines():
-        return _tell(report, meter)
-
-
-def _tell(report: Report, meter: Meter) -> bool:
     if isinstance(report, CheckpointReport):
         row(f"step {report.step}", f"checkpoint {report.path}")
     elif isinstance(report, ValidationReport):

@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -46,7 +45,7 @@ class Bodies:
         chunks = list[bytes]()
         try:
             await self._receive(request, chunks)
-            return await self.between(partial(_make, chunks, make))
+            return await self.between(lambda: make(_object(b"".join(chunks))))
         except PyggmlError as error:
             raise of_input(error) from None
         finally:
@@ -117,10 +116,6 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     finally:
         done.cancel()
         gone.cancel()
-
-
-def _make(chunks: list[bytes], make: Callable[[dict[str, Any]], T]) -> T:
-    return make(_object(b"".join(chunks)))
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class Access:
         if self.hosts and name_of(host) not in self.hosts:
             return self._refusal("the Host header names no host of this server", "--allow-host")
         origin = headers.get("origin")
-        if origin is not None and not self._may_call(origin, host):
+        is_own = bool(host) and origin in (f"http://{host}", f"https://{host}")
+        if not (origin is None or is_own or origin in self.origins):
             return self._refusal("pages of this origin may not call", "--allow-origin")
         if origin is None and not _is_from_here(scope, headers):
             return self._refusal("pages of other sites may not call", "--allow-origin")
@@ -69,10 +70,6 @@ class Access:
 
     def _refusal(self, why: str, option: str) -> ApiError:
         return ApiError(403, why if self.fixed else f"{why} ({option})")
-
-    def _may_call(self, origin: str, host: str) -> bool:
-        own = host and origin in (f"http://{host}", f"https://{host}")
-        return origin in self.origins or bool(own)
 
     def holder(self, scope: Scope) -> int | None:
         """The number of the key that a request has; 0 where none is asked for, None without one."""

@@ -17,6 +17,7 @@ from pyggml.lora.data.tokens.reader import FileContent
 from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.data.windows.answers import Preferences, documents_of, fill_windows, windows_of
 from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows
+from pyggml.lora.data.windows.packing import join
 from pyggml.tokenizer import Tokenizer
 
 
@@ -58,14 +59,12 @@ def read_preferences(
 
 def _join(parts: Sequence[Preferences]) -> Preferences:
     mismatched = [p.mismatched for p in parts if p.mismatched is not None]
-    room = max(p.room for p in parts)
-    repeats = [np.ones(len(p)) if p.repeats is None else p.repeats for p in parts]
-    is_weighted = any(p.repeats is not None for p in parts)
+    room, whole = max(p.room for p in parts), join(parts)
     return Preferences(
-        np.concatenate([p.tokens for p in parts]),
-        np.concatenate([p.documents for p in parts]),
-        np.concatenate([p.trained for p in parts if p.trained is not None]),
-        repeats=np.concatenate(repeats) if is_weighted else None,
+        whole.tokens,
+        whole.documents,
+        whole.trained,
+        whole.repeats,
         signs=np.concatenate([np.pad(p.signs, ((0, 0), (0, room - p.room))) for p in parts]),
         mismatched=_join(mismatched) if mismatched else None,
     )

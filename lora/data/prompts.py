@@ -24,7 +24,7 @@ from pyggml.lora.data.tokens.reader import FileContent
 from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows, no_documents
 from pyggml.lora.data.windows.lengths import refuse_longer
-from pyggml.lora.data.windows.packing import held_out
+from pyggml.lora.data.windows.packing import held_out, join
 from pyggml.tokenizer import Tokenizer
 
 
@@ -90,15 +90,8 @@ class _PromptReader(CorpusReader):
         if not parts:
             empty = np.empty((0, self.ctx + 1), np.int32)
             return Prompts(empty, empty, rows=np.empty(0, object))
-        repeats = np.concatenate(
-            [np.ones(len(d)) if d.repeats is None else d.repeats for d in parts]
-        )
-        return Prompts(
-            np.concatenate([d.tokens for d in parts]),
-            np.concatenate([d.documents for d in parts]),
-            repeats=None if (repeats == 1).all() else repeats,
-            rows=np.concatenate([d.rows for d in parts]),
-        )
+        whole, rows = join(parts), np.concatenate([d.rows for d in parts])
+        return Prompts(whole.tokens, whole.documents, repeats=whole.repeats, rows=rows)
 
 
 def encode_prompt(row: PromptRow, tokenizer: Tokenizer, reader: CorpusReader) -> Document:

@@ -89,14 +89,10 @@ def closed(original: Distance, quantised: Distance, healed: Distance) -> Interva
     all_of_it = _share(*(s.sum() / n.sum() for s in sums))
     if len(n) < 2:
         return Interval(all_of_it, -np.inf, np.inf)
-    without = np.array([_share(*row) for row in zip(*_left_out(sums, n), strict=True)])
+    left_out = [(s.sum() - s) / (n.sum() - n) for s in sums]  # mean losses without each in turn
+    without = np.array([_share(*row) for row in zip(*left_out, strict=True)])
     margin = Z * sqrt((len(n) - 1) / len(n) * float(((without - without.mean()) ** 2).sum()))
     return Interval(all_of_it, all_of_it - margin, all_of_it + margin)
-
-
-def _left_out(sums: Sequence[np.ndarray], n: np.ndarray) -> list[np.ndarray]:
-    """The mean losses without each cluster in turn."""
-    return [(s.sum() - s) / (n.sum() - n) for s in sums]
 
 
 def _share(original: float, quantised: float, healed: float) -> float:

@@ -53,6 +53,11 @@ class _WantedRow:
     ids: Ids
     predictions: dict[tuple[int, int], int] = field(default_factory=dict)
 
+    def places(self, one: Continuation) -> list[int]:
+        """Those of a continuation's tokens among the predictions, which it may add to."""
+        keys = ((at - 1, one.ids[at]) for at in range(one.first, len(one.ids)))
+        return [self.predictions.setdefault(key, len(self.predictions)) for key in keys]
+
 
 @dataclass(slots=True)
 class _SharedStart:
@@ -81,7 +86,7 @@ def predict(
     if not continuations:
         return []
     rows, row_of = _rows(continuations, model.config.n_ctx_short)
-    order = [_places(rows[r], one) for r, one in zip(row_of, continuations, strict=True)]
+    order = [rows[r].places(one) for r, one in zip(row_of, continuations, strict=True)]
     longest = max(len(row.ids) for row in rows)
     groups = _groups(rows, _takes_pairs(model), model.config.n_ctx_short)
     lengths = [group.n_tokens(rows) for group in groups]
@@ -149,12 +154,6 @@ def _groups(
                 continue
         groups.append(_SharedStart([r]))
     return groups
-
-
-def _places(row: _WantedRow, one: Continuation) -> list[int]:
-    """The places of a continuation's tokens among the row's predictions, which it may add to."""
-    keys = ((at - 1, one.ids[at]) for at in range(one.first, len(one.ids)))
-    return [row.predictions.setdefault(key, len(row.predictions)) for key in keys]
 
 
 def together(lengths: Sequence[int], n_tokens: int) -> list[list[int]]:

@@ -97,7 +97,8 @@ def perplexity(
         squares += float((scores.losses**2).sum())
         n += len(scores.losses)
         n_right += int(scores.right.sum())
-        value, error = _exp(total / n), _error(total / n, squares / n, n)
+        mean, value = total / n, _exp(total / n)
+        error = value * sqrt(max(squares / n - mean**2, 0.0) / max(n - 1, 1))
         yield Perplexity(chunk, n_chunks, n, n_right, value, error, scores)
 
 
@@ -143,7 +144,3 @@ def _exp(x: float) -> float:
     """e^x, infinite where that is more than a float holds."""
     with np.errstate(over="ignore"):
         return float(np.exp(np.float64(x)))
-
-
-def _error(mean: float, mean_square: float, n: int) -> float:
-    return _exp(mean) * sqrt(max(mean_square - mean**2, 0.0) / max(n - 1, 1))

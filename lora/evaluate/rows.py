@@ -33,19 +33,15 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, li
     if kind == "text":
         return TEXT, read_rows(path)[1]
     first = next((record for _, record in records(path, kind, schema)), None)
-    for purpose, name in _BY_NAMES.items():
+    for purpose in (*_BY_NAMES, "labels", *_OF_TEXTS):
         for_purpose = replace(schema, purpose=purpose)
         if isinstance(first, dict) and for_purpose.fits(first):
-            return name, read_rows(path, for_purpose)[1]
-    if isinstance(first, dict) and replace(schema, purpose="labels").fits(first):
-        raise DataError(
-            f"{path}: has single answers with labels, wanted pairs of chosen and rejected: "
-            "evaluated is which of two a model prefers"
-        )
-    for purpose, name in _OF_TEXTS.items():
-        for_purpose = replace(schema, purpose=purpose)
-        if isinstance(first, dict) and for_purpose.fits(first):
-            return name, read_rows(path, for_purpose)[1]
+            if purpose == "labels":
+                raise DataError(
+                    f"{path}: has single answers with labels, wanted pairs of chosen and rejected: "
+                    "evaluated is which of two a model prefers"
+                )
+            return {**_BY_NAMES, **_OF_TEXTS}[purpose], read_rows(path, for_purpose)[1]
     return RECORDS, read_rows(path, schema)[1]
 
 

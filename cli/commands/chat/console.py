@@ -93,8 +93,9 @@ class Console:
         before, pace, finish = self._chat.n_dropped, Pace(self._chat.model), None
         with self._stop_on_interrupt() as is_stopped:
             for piece in pieces(is_stopped):
-                if not pace.n:
-                    self._say_dropped(self._chat.n_dropped - before)
+                if not pace.n and (n := self._chat.n_dropped - before):
+                    rounds = "first round" if n == 1 else f"first {n} rounds"
+                    self._note(f"(the context is full: the model forgets the {rounds})")
                 say_piece(piece, self._chat.how, self._chat.tokenizer)
                 pace.count()
                 finish = piece.finish
@@ -106,10 +107,6 @@ class Console:
             context = f"{self._chat.n_read:,} of {self._chat.n_ctx:,} of the context"
             how_ended = "" if finish else "stopped; "
             self._note(f"({how_ended}{plural(pace.n, 'token')}, {pace}; {context})")
-
-    def _say_dropped(self, n: int) -> None:
-        if n:
-            self._note(f"(the context is full: the model forgets the {_first(n)})")
 
     @contextmanager
     def _stop_on_interrupt(self) -> Iterator[Callable[[], bool]]:
@@ -179,7 +176,3 @@ class Console:
             raise PyggmlError("/save wants the name of a file")
         line = self._chat.save(Path(rest).expanduser())
         self._note(f"({plural(len(self._chat.rounds), 'round')} saved as line {line} of {rest})")
-
-
-def _first(n: int) -> str:
-    return "first round" if n == 1 else f"first {n} rounds"

@@ -34,7 +34,7 @@ from pyggml.lora.evaluate import (
     write_answers,
 )
 from pyggml.lora.evaluate.asking import category_of
-from pyggml.lora.evaluate.classes import ClassAnswers, classify, labels_in
+from pyggml.lora.evaluate.classes import classify, labels_in
 from pyggml.lora.evaluate.groups import find_nearest
 from pyggml.lora.evaluate.rows import (
     CLASSES,
@@ -89,7 +89,10 @@ class File:
             return File(path, kind, rows)
         if kind in (CLASSES, GROUPS):
             return File(path, kind, rows[: config.limit])
-        shots = _shots(config) if config.shots_file else rows
+        shots = rows
+        if config.shots_file:
+            splits = data_files(Path(config.shots_file), _SHOTS)
+            shots = [row for file in splits for row in read_file(file, config.columns)[1]]
         return File(path, kind, Asking.of(config).rows(rows[: config.limit], shots))
 
     @property
@@ -166,7 +169,8 @@ class File:
             )
             return choose(model, encoded, progress)
         if self.kind == CLASSES:
-            return self._classify(model, config, labels, progress)
+            labels = labels_in(self.texts, model.tokenizer) if labels is None else labels
+            return classify(model, self.texts, labels, *_reading(model, config), progress)
         if self.kind == GROUPS:
             groups = [row for row in self.rows if isinstance(row, GroupRow)]
             return find_nearest(model, groups, *_reading(model, config), progress)
@@ -180,12 +184,6 @@ class File:
         except DataError as error:
             about = "" if str(self.path) in str(error) else f"{self.path}: "
             raise DataError(f"{about}{error}") from None
-
-    def _classify(
-        self, model: Model, config: EvalConfig, labels: Labels | None, progress: PassProgress
-    ) -> ClassAnswers:
-        labels = labels_in(self.texts, model.tokenizer) if labels is None else labels
-        return classify(model, self.texts, labels, *_reading(model, config), progress)
 
     def _prefer(
         self, model: Model, config: EvalConfig, progress: PassProgress, template: str
@@ -227,12 +225,6 @@ def _reading(model: Model, config: EvalConfig) -> tuple[Encoding, int, bool]:
     """How texts become tokens, how many they have at most, and whether longer ones are cut."""
     most = min(config.ctx or model.config.n_ctx, model.config.n_ctx)
     return Encoding(config.special_tokens), most, config.long == "cut"
-
-
-def _shots(config: EvalConfig) -> list[Row]:
-    """The rows that examples are taken from."""
-    files = data_files(Path(str(config.shots_file)), _SHOTS)
-    return [row for file in files for row in read_file(file, config.columns)[1]]
 
 
 def are_comparable(results: Sequence[TokenResult]) -> bool:

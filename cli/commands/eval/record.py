@@ -27,7 +27,10 @@ def record(file: File, names: Sequence[str], results: Sequence[Answers | TokenRe
         if file.kind in (QUESTIONS, CLASSES):
             about["commonest"] = file.commonest
     models = [*(_of_answers(file, a) for a in answers), *map(_of_tokens, tokens)]
-    against_first = [_against(r, answers[0]) for r in answers[1:]]
+    against_first = [
+        {measure: _difference(d) for measure, d in compare_answers(r, answers[0]).items()}
+        for r in answers[1:]
+    ]
     if tokens and are_comparable(tokens):
         against_first = [_tokens_against(r, tokens[0]) for r in tokens[1:]]
     named = [{"model": name, **m} for name, m in zip(names, models, strict=True)]
@@ -76,10 +79,6 @@ def _of_tokens(result: TokenResult) -> _Object:
         "perplexity": {"value": finite(total.value), "stderr": finite(total.error)},
         "token_accuracy": asdict(clustered_proportion(scores.right, scores.documents)),
     }
-
-
-def _against(ours: Answers, first: Answers) -> _Object:
-    return {name: _difference(d) for name, d in compare_answers(ours, first).items()}
 
 
 def _tokens_against(ours: TokenResult, first: TokenResult) -> _Object:

@@ -10,7 +10,6 @@ from pyggml.look.intervals import clustered_proportion, proportion
 from pyggml.lora.evaluate import (
     MEASURES,
     Answers,
-    Difference,
     Interval,
     compare_answers,
     compare_tokens,
@@ -82,7 +81,8 @@ def _of_answers(file: File, names: Sequence[str], results: Sequence[Answers]) ->
         if answers is not results[0]:
             differences = compare_answers(answers, results[0])
             lines.append((_against(names), *(_difference(differences[m].share) for m in measures)))
-            lines.append(("  won, lost", *(_won(differences[m]) for m in measures)))
+            counts = ((differences[m].won, differences[m].lost) for m in measures)
+            lines.append(("  won, lost", *(f"{won}, {lost}" for won, lost in counts)))
     return lines
 
 
@@ -125,7 +125,3 @@ def _share(interval: Interval) -> str:
 def _difference(interval: Interval, unit: str = "") -> str:
     value, low, high = (100 * x for x in (interval.value, interval.low, interval.high))
     return f"{value:+.1f}{unit}  [{low:+.1f}, {high:+.1f}]"
-
-
-def _won(difference: Difference) -> str:
-    return f"{difference.won}, {difference.lost}"

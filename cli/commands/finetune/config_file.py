@@ -40,12 +40,6 @@ def key_of(option: click.Parameter) -> str:
     return next(o for o in option.opts if o.startswith("--"))[2:].replace("-", "_")
 
 
-def _keys_of(option: click.Parameter) -> list[str]:
-    """The name of an option in a file, and its aliases."""
-    aliases = option.aliases if isinstance(option, GroupedOption) else ()
-    return [key_of(option), *(alias.replace("-", "_") for alias in aliases)]
-
-
 def of_command_line(
     given: Mapping[str, Any], command: click.Command, path: Path | None
 ) -> FileSettings:
@@ -64,7 +58,9 @@ def read(path: Path, options: Iterable[click.Parameter]) -> FileSettings:
     Raises ConfigError for a file that cannot be read or is not YAML; the result lists faulty
     settings.
     """
-    by_key = {key: option for option in options for key in _keys_of(option)}
+    by_key = {key_of(option): option for option in options}
+    grouped = [option for option in by_key.values() if isinstance(option, GroupedOption)]
+    by_key |= {alias.replace("-", "_"): o for o in grouped for alias in o.aliases}
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     lines: dict[str, int] = {}

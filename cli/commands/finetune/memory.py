@@ -84,14 +84,10 @@ def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
     state = reserved.parameters - p.trained_bytes + copied * p.gradient.nbytes
     cache = _cache(model, n_prompt)
     state += (cache if job.answer_every else 0) + trainer.passes.training.n_parked
-    scratch, after = _most_scratch(trainer.passes), max(cache, LANGUAGES)
+    plans = (p for b, own in trainer.passes.plans.items() if b.is_host for p in own)
+    scratch = max((n for p in plans for n in p.n_scratch.values()), default=0)  # of a node
+    after = max(cache, LANGUAGES)
     return RunBytes(process, arena, scratch, state, after, files, largest_mapped(model))
-
-
-def _most_scratch(passes: Passes) -> int:
-    """The most bytes of scratch that a node of the host has."""
-    plans = (p for backend, own in passes.plans.items() if backend.is_host for p in own)
-    return max((n for p in plans for n in p.n_scratch.values()), default=0)
 
 
 def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:

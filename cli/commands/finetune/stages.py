@@ -188,7 +188,8 @@ def _within_memory(
 
     @cache
     def corpus(ctx: int) -> Corpus:
-        return _corpus(replace(job, reading=replace(job.reading, ctx=ctx)), model)
+        reading = replace(job.reading, ctx=ctx)
+        return read_corpus(job.sources, model.tokenizer, reading, job.cache, job.objective.rows)
 
     def prompt(ctx: int) -> np.ndarray:
         return prompt_ids(model, asked and unescape(asked), corpus(ctx), job.reading)
@@ -224,11 +225,6 @@ def _attach(job: Job, model: Model) -> Trained:
         with gguf.open(job.original) if job.original else nullcontext() as original:
             return attach(model, job.lora, on_top=True, original=original, started=decomposed)
     return unfreeze(model, dropout=job.lora.dropout, plus_ratio=job.lora.plus_ratio)
-
-
-def _corpus(job: Job, model: Model) -> Corpus:
-    rows = job.objective.rows
-    return read_corpus(job.sources, model.tokenizer, job.reading, job.cache, rows)
 
 
 def _compute(job: Job) -> str:

@@ -26,9 +26,11 @@ def adaptable(file: GGUFFile, rank: int) -> dict[str, Any]:
     try:
         parts = models.read(file)
     except ModelError as error:
-        return {"buildable": False, "why_not": _reason(str(error), file)}
+        reason = str(error).split("; known are ")[0]  # without the list of all architectures
+        return {"buildable": False, "why_not": reason.removeprefix(f"{file.path}: ")}
     specs = parts.decoder.tensors()
-    names = [*parts.decoder.modules, *_outer_names(parts)]
+    outer = ("token_embd", "output") if parts.output_name == "output" else ()
+    names = [*parts.decoder.modules, *outer]
     modules = [m for name in names if (m := _module(parts, specs, name, rank))["n"]]
     in_blocks = (s for n, s in specs.items() if n.startswith("blk.") and n in parts.weights)
     n = sum(_n_parameters(spec, rank) for spec in in_blocks if spec.linear and spec.usual)
@@ -47,10 +49,6 @@ def _refusal(parts: Any, rank: int) -> dict[str, str]:
     except PyggmlError as error:
         return {"refused": str(error)}
     return {}
-
-
-def _outer_names(parts: Any) -> tuple[str, ...]:
-    return ("token_embd", "output") if parts.output_name == "output" else ()
 
 
 def _module(parts: Any, specs: Mapping[str, Any], name: str, rank: int) -> dict[str, Any]:
@@ -73,8 +71,3 @@ def _module(parts: Any, specs: Mapping[str, Any], name: str, rank: int) -> dict[
 def _n_parameters(spec: Any, rank: int) -> int:
     """Numbers in an update of one tensor."""
     return sum(map(prod, spec.update(rank)))
-
-
-def _reason(said: str, file: GGUFFile) -> str:
-    """Without the path and the list of all architectures that are known."""
-    return said.removeprefix(f"{file.path}: ").split("; known are ")[0]

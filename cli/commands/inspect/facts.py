@@ -38,7 +38,8 @@ _FAMILIES = {
 def facts(file: GGUFFile) -> Facts:
     """What can be said of any file, also of one whose architecture is unknown."""
     kind = kind_of(file)
-    values: Facts = {"file": _file(file, kind), "metadata": _metadata(file)}
+    metadata = {key: {"type": field.kind, **_value(field)} for key, field in file.metadata.items()}
+    values: Facts = {"file": _file(file, kind), "metadata": metadata}
     if kind == "model":
         values["model"] = _model(file)
     if kind == "adapter":
@@ -111,10 +112,6 @@ def _file(file: GGUFFile, kind: str) -> Facts:
         "n_bytes": file.n_bytes,
         "alignment": file.alignment,
     }
-
-
-def _metadata(file: GGUFFile) -> dict[str, Facts]:
-    return {key: {"type": field.kind, **_value(field)} for key, field in file.metadata.items()}
 
 
 def _value(field: Field) -> Facts:

@@ -12,7 +12,7 @@ from pyggml.cli.terminal.show import plural, row, say, size
 from pyggml.errors import DeviceError
 from pyggml.graph.dtypes import F32, dtype
 from pyggml.jit import CACHE
-from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISA, ISAS, cpu_name, why_not
+from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISAS, cpu_name, why_not
 from pyggml.kernels.attention import AttentionProblem as Attention
 from pyggml.kernels.attention import backward_path, forward_path
 from pyggml.kernels.gemm import FASTEST, FLOATS, Form, Problem, path_of
@@ -33,8 +33,9 @@ def say_machine() -> None:
     row("cpu", f"{cpu_name()}; {plural(os.cpu_count() or 1, 'core')}, "
                f"at most {plural(threads.most(), 'thread')}")  # fmt: skip
     row("vectors", f"{CHOSEN.name}{_forced_note()}: {CHOSEN.lanes} float32 numbers in one")
-    for isa in [] if _forced_note() else _better():
-        row("", f"not {isa.name}: {why_not(isa)}")
+    better = [*ISAS][: [*ISAS].index(CHOSEN.name)]  # that stand before the chosen one
+    for name in [] if _forced_note() else better:
+        row("", f"not {name}: {why_not(ISAS[name])}")
     row("compute", f"auto is {FASTEST}; weights that are no whole numbers: {FLOATS}")
     _say_limits("limits", Devices([CPU(FASTEST)]))
     _say_cache()
@@ -54,12 +55,6 @@ def say_machine() -> None:
 
 def _forced_note() -> str:
     return f", which {ENVIRONMENT} asks for" if os.environ.get(ENVIRONMENT) else ""
-
-
-def _better() -> list[ISA]:
-    """The instruction sets that stand before the chosen one."""
-    names = list(ISAS)
-    return [ISAS[name] for name in names[: names.index(CHOSEN.name)]]
 
 
 def _say_limits(label: str, devices: Devices) -> None:

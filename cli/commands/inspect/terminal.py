@@ -72,7 +72,7 @@ def _narrow(table: CellTable, width: int) -> Iterator[CellTable]:
     """The table, or parts of it that fit, each with its first column."""
     names = _names(table)
     needed = [
-        2 + max(len(line) for cell in (name, *(r[i] for r in table.rows)) for line in _lines(cell))
+        2 + max(len(s) for cell in (name, *(r[i] for r in table.rows)) for s in cell.split("\n"))
         for i, name in enumerate(names)
     ]
     if len(names) < _MANY:
@@ -85,10 +85,6 @@ def _narrow(table: CellTable, width: int) -> Iterator[CellTable]:
             kept = []
         kept.append(i)
     yield _part(table, [0, *kept])
-
-
-def _lines(cell: str) -> list[str]:
-    return cell.splitlines() or [""]
 
 
 def _part(table: CellTable, columns: list[int]) -> CellTable:

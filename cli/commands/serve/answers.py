@@ -37,27 +37,21 @@ class PartialAnswer:
     @classmethod
     def of(cls, told: Piece | ReadPrompt | None, prefix: str = "") -> "PartialAnswer":
         """A part of a stream: a piece, what was read of the prompt, or the end of its time."""
-        part = cls(reason=None if told else "length")
-        if isinstance(told, ReadPrompt):
-            part.text = prefix
-            part.add_prompt(told)
-        elif told is not None:
-            part.add(told)
+        part = cls(text=prefix if isinstance(told, ReadPrompt) else "")
+        part.add(told)
         return part
 
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        if piece.finish is not Finish.STOP_TOKEN:
-            self.n_tokens += 1
-            self.pieces += [piece] if piece.logprob is not None else []
-        if piece.finish is not None:
-            self.reason = piece.finish.reason
-
-    def add_prompt(self, read: ReadPrompt) -> None:
-        """What the model said of the prompt's own tokens."""
-        self.pieces += read.pieces
-        if read.finish is not None:
-            self.reason = read.finish.reason
+    def add(self, told: Piece | ReadPrompt | None) -> None:
+        """A piece, what the model said of the prompt's own tokens, or the end of its time."""
+        if isinstance(told, ReadPrompt):
+            self.pieces += told.pieces
+        elif told is not None:
+            self.text += told.text
+            if told.finish is not Finish.STOP_TOKEN:
+                self.n_tokens += 1
+                self.pieces += [told] if told.logprob is not None else []
+        if told is None or told.finish is not None:
+            self.reason = told.finish.reason if told and told.finish else "length"
 
 
 @dataclass(frozen=True, slots=True)

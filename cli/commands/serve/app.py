@@ -31,7 +31,6 @@ from pyggml.cli.commands.serve.voices import Voice
 from pyggml.cli.web.body import unless_gone
 from pyggml.cli.web.errors import HANDLERS, ApiError
 from pyggml.cli.web.guard import Access, Guard
-from pyggml.generation.serving import ReadPrompt
 
 
 def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> Starlette:
@@ -186,13 +185,8 @@ def _echo_texts(params: TextParams, voice: Voice) -> list[str]:
 
 async def _collect(flow: Flow, choices: list[PartialAnswer]) -> None:
     async for batch in flow.batches():
-        for i, piece in batch:
-            if piece is None:
-                choices[i].reason = "length"
-            elif isinstance(piece, ReadPrompt):
-                choices[i].add_prompt(piece)
-            else:
-                choices[i].add(piece)
+        for i, told in batch:
+            choices[i].add(told)
 
 
 def _cost(model: str, flow: Flow) -> Cost:

@@ -110,7 +110,7 @@ class EmbedRoutes:
     def _read_rerank(self, given: dict[str, Any]) -> RerankParams:
         f = Fields(given)
         query = f.need("query", text, "")
-        documents: list[str] = f.need("documents", _documents, [])
+        documents: list[str] = f.need("documents", lambda v: [*map(text, read_prompts(v))], [])
         voice = self._service.voices.ask(f.take("model", text, None))
         top_n = f.take("top_n", whole(1, 1 << 31), len(documents))
         returns = f.take("return_documents", flag, False)
@@ -168,10 +168,6 @@ def _token_arrays(voice: Voice, texts: Sequence[Any], param: str) -> list[np.nda
         return [check_text(ids, config, f"{param} {i + 1}") for i, ids in enumerate(texts)]
     except PyggmlError as error:
         raise ApiError(400, str(error), param) from None
-
-
-def _documents(value: Any) -> list[str]:
-    return [text(item) for item in read_prompts(value)]
 
 
 def _shortened(vector: np.ndarray, n: int) -> np.ndarray:

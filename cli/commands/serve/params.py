@@ -88,7 +88,7 @@ def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> C
     f = Fields(given)
     messages, _ = f.need("messages", _messages, ((), {}))
     choice = read_choice(f)
-    names = {**f.take("chat_template_kwargs", _names, {})}
+    names = {**f.take("chat_template_kwargs", lambda v: checked_value(object_of(v)), {})}
     for name in ("enable_thinking", "reasoning_effort"):
         if name in f:
             names[name] = f.take(name, anything, None)
@@ -182,11 +182,6 @@ def _prediction(value: Any) -> str:
         raise BadValue("is no prediction, wanted type content, and a content of text")
     parts = [content] if isinstance(content, str) else [object_of(p).get("text") for p in content]
     return "".join(map(text, parts))
-
-
-def _names(value: Any) -> Mapping[str, Any]:
-    names: Mapping[str, Any] = checked_value(dict(object_of(value)))
-    return names
 
 
 def read_prompts(value: Any) -> list[Prompt]:

@@ -66,7 +66,9 @@ class Opener:
         for name, own in files.items():
             if name in voices:
                 raise ConfigError(f"--lora {name} has the name of the model itself, wanted another")
-            voices.add(name, partial(self._on, voices, base, name, own))
+            voices.add(
+                name, partial(lambda n, own: self.voice_with(n, voices[base], *own), name, own)
+            )
         if self.given["models"] is not None:
             self._add_folder(voices, self.given["models"])
         return voices
@@ -113,11 +115,6 @@ class Opener:
         choice = choose_template(base.model.tokenizer, files, self.given["chat_template"])
         chats = _chats(base.model, choice.template, self.given)
         return base.with_adapters(name, files, chats, choice.notes)
-
-    def _on(
-        self, voices: Voices, base: str, name: str, files: Sequence[tuple[Path, float]]
-    ) -> Voice:
-        return self.voice_with(name, voices[base], *files)
 
     def scheduler(self, model: Model) -> Scheduler:
         """What answers requests of a model. Raises ModelError for an encoder: it answers none."""

@@ -38,9 +38,10 @@ def heads(model: Model, question: TextQuery) -> dict[str, Any]:
     ids, n_all = ids_of(model, question.text, most)
     with model.trace(*names) as t:
         model.logits(ids)
-    maps = [t[name].transpose(1, 0, 2) for name in names]
+    roots = (np.sqrt(np.clip(t[name].transpose(1, 0, 2), 0, 1)) for name in names)
+    maps = [np.ascontiguousarray(np.rint(255 * root).astype(np.uint8)) for root in roots]
     blocks = [
-        {"block": int(name.split(".")[1]), "heads": [_bytes(head) for head in each]}
+        {"block": int(name.split(".")[1]), "heads": [b64encode(head).decode() for head in each]}
         for name, each in zip(names, maps, strict=True)
     ]
     return _read(model, ids, n_all) | {"blocks": blocks}
@@ -166,7 +167,3 @@ def _likeliest_tokens(model: Model, ids: np.ndarray, p: np.ndarray) -> list[list
 def _token(model: Model, i: int) -> str:
     (text,) = tokens.texts([model.tokenizer.token_bytes(i, special=True)])
     return tokens.signs(text)
-
-
-def _bytes(a: np.ndarray) -> str:
-    return b64encode(np.rint(255 * np.sqrt(np.clip(a, 0, 1))).astype(np.uint8)).decode()

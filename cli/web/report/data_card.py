@@ -34,7 +34,10 @@ def data_card(records: Sequence[Record]) -> dict[str, Any] | None:
     losses = last.get("rows", ())
     return {
         "rows": _rows(data),
-        "counts": [*map(_count, findings), *map(_absence, data.get("absent", ()))],
+        "counts": [
+            *map(_count, findings),
+            *({"n": 0, "text": str(what), "examples": []} for what in data.get("absent", ())),
+        ],
         "lengths": [
             (title, [f"{int(n):,}" for n in data.get(name, ())])
             for name, title in (("lengths", "tokens of a row"), ("answers", "learned of these"))
@@ -63,10 +66,6 @@ def _is_count(finding: object) -> bool:
 def _count(finding: Record) -> dict[str, Any]:
     examples = [printable(str(text)) for text in finding.get("examples", ())]
     return {"n": int(finding["n"]), "text": str(finding["what"]), "examples": examples}
-
-
-def _absence(what: object) -> dict[str, Any]:
-    return {"n": 0, "text": str(what), "examples": []}
 
 
 def _languages(spoken: Record) -> list[tuple[str, float]]:

@@ -29,6 +29,7 @@ def charts_of(records: Records) -> list[Chart]:
     """Those for which the run has numbers."""
     steps, validations = _of(records, "step"), _of(records, "validation")
     losses = [r for r in validations if "answers" not in r]  # of others, rewards with their sign
+    experts = [r | r["experts"] for r in steps if isinstance(r.get("experts"), dict)]
     both = [
         [r | r["classes"] for r in each if isinstance(r.get("classes"), dict)]
         for each in (steps, validations)
@@ -47,7 +48,8 @@ def charts_of(records: Records) -> list[Chart]:
         _line_chart("Gradient norm", "before clipping", _points(steps, "grad_norm"), log=True),
         _layer_chart(overview_of(records)),
         *_reward_charts([r | r["rewards"] for r in steps if isinstance(r.get("rewards"), dict)]),
-        *_expert_charts([r | r["experts"] for r in steps if isinstance(r.get("experts"), dict)]),
+        _line_chart("Busiest expert", "times an equal share", _points(experts, "busiest")),
+        _line_chart("Balance loss", "of the routers", _points(experts, "balance_loss")),
         _line_chart("Learning rate", "", _points(steps, "lr")),
         _line_chart("Speed", "trained tokens a second", _points(steps, "tokens_per_second")),
     ]
@@ -157,12 +159,6 @@ def _answer_charts(steps: Records, validations: Records) -> list[Chart]:
 def _rewards_in(sampled: Any) -> Mapping[str, Any]:
     rewards = sampled.get("rewards") if isinstance(sampled, dict) else None
     return rewards if isinstance(rewards, dict) else {}
-
-
-def _expert_charts(steps: Records) -> list[Chart]:
-    """Of a mixture of experts."""
-    busiest = _line_chart("Busiest expert", "times an equal share", _points(steps, "busiest"))
-    return [busiest, _line_chart("Balance loss", "of the routers", _points(steps, "balance_loss"))]
 
 
 def _line_chart(title: str, note: str, points: Points, log: bool = False) -> Chart:

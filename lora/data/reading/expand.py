@@ -64,9 +64,10 @@ def expand(sources: Iterable[Source], schema: Schema) -> tuple[list[Source], tup
 
 def _files(path: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]:
     try:
-        mode = os.fstat(_STDIN).st_mode if path == STDIN else path.stat().st_mode
+        about = os.fstat(_STDIN) if path == STDIN else path.stat()
     except (OSError, ValueError):  # ValueError: a NUL
         return _fitting(path), []
+    mode = about.st_mode
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):  # which may have no end
         if path != STDIN:
             raise DataError(f"{path}: cannot be read: it is a pipe or device, wanted a file")
@@ -75,7 +76,7 @@ def _files(path: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]:
     if stat.S_ISDIR(mode):
         return _of_folder(path, schema)
     if path == STDIN or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        return [_copy_of(path)], []
+        return [_copy(about.st_dev, about.st_ino, path)], []
     return [path], []
 
 
@@ -149,15 +150,10 @@ def _kind(path: Path, schema: Schema) -> str:
 # -- pipes --------------------------------------------------------------------------------------
 
 
-def _copy_of(path: Path) -> Path:
-    """A file with all that comes through a pipe, which a process reads once."""
-    about = os.fstat(_STDIN) if path == STDIN else path.stat()
-    return _copy(about.st_dev, about.st_ino, path)
-
-
 @cache
 def _copy(device: int, inode: int, path: Path) -> Path:
-    """device and inode tell one pipe from another."""
+    """A file with all that comes through a pipe, which a process reads once; device and inode tell
+    one pipe from another."""
     name = "stdin" if path == STDIN else path.name
     copy = Path(_folder().name, f"{device}-{inode}", name)
     try:

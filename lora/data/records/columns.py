@@ -27,7 +27,8 @@ def suggestion(record: Mapping[str, Any], purpose: str) -> str:
     A list of messages is one, and a text alone too. Else each part is the column whose name has one
     of its words; of two texts for training, the first is the prompt.
     """
-    chats = [name for name, value in record.items() if _is_chat(value)]
+    lists = {name: value for name, value in record.items() if isinstance(value, list)}
+    chats = [name for name, value in lists.items() if any(map(is_message, value[:1]))]
     if purpose == "training" and chats:
         return f"messages={chats[0]}"
     texts = [name for name, value in record.items() if isinstance(value, str) and value.strip()]
@@ -40,10 +41,6 @@ def suggestion(record: Mapping[str, Any], purpose: str) -> str:
     columns = [f"{part}={name}" for part, name in names.items()]
     whole = None not in names.values() and len({*names.values()}) == len(columns)
     return ",".join(columns) if columns and whole else ""
-
-
-def _is_chat(value: Any) -> bool:
-    return isinstance(value, list) and any(map(is_message, value[:1]))
 
 
 def _column_of(part: str, names: Sequence[str]) -> str | None:

@@ -148,17 +148,14 @@ class Schema:
                 names = plan.decisive(plan.cells(fields))
                 return BadValue(f"has {names}, which {_LEARNED[purpose]}", says_all=True)
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
-        if holds := [name for name, value in record.items() if self._are_rows(value)]:
+        lists = {n: v for n, v in record.items() if isinstance(v, list) and v}
+        if holds := [n for n, v in lists.items() if isinstance(v[0], dict) and self.has_row(v[0])]:
             fault = f'is an object with rows in its "{holds[0][:20]}" (it has {there})'
             way = f"wanted that list alone, as `jq .{holds[0][:20]} FILE` writes it"
             return BadValue(f"{fault}, {way}", says_all=True)
         missing = _FIRST[self.purpose]
         missing = next((column for _, column in self.columns if column not in record), missing)
         return BadValue(f'is an object without "{missing}" (it has {there}){self.suggest(record)}')
-
-    def _are_rows(self, value: Any) -> bool:
-        first = value[0] if isinstance(value, list) and value else None
-        return isinstance(first, dict) and self.has_row(first)
 
     def suggest(self, record: Mapping[str, Any]) -> str:
         """Ready columns for a record of other names, as the end of a sentence; "" if unclear."""

@@ -23,7 +23,6 @@ from pyggml.chat.messages import (
     weight_of,
 )
 from pyggml.lora.data.records.asking import (
-    ChatOpening,
     check_not_learned,
     is_chat,
     messages_at,
@@ -89,7 +88,8 @@ def _of_prompt(place: RowPlace, cells: Cells) -> Row:
         is_answer = cells.names.get("prompt") in QUESTION and bool(prompt.strip())
         return CompletionRow(place, prompt, completion, weight(cells), is_answer)
     opening = opening_of(cells)
-    check_not_learned(_of_answers(opening))
+    of_answers = (i for i in opening.weights if opening.messages[i]["role"] == "assistant")
+    check_not_learned({i: opening.weights[i] for i in of_answers})
     answer, weights = answer_of(cells, "completion")
     n, messages = len(opening.messages), (*opening.messages, *answer)
     weights = {**opening.weights, **shift(weights, n)}
@@ -102,12 +102,6 @@ def answer_of(cells: Cells, part: str) -> tuple[Messages, Weights]:
     if cells.holds_messages(part):
         return messages_at(cells, part)
     return ({"role": "assistant", "content": cells.text(part)},), {}
-
-
-def _of_answers(opening: ChatOpening) -> dict[int, float]:
-    """The weights of the assistant's messages alone."""
-    weights, messages = opening.weights, opening.messages
-    return {i: w for i, w in weights.items() if messages[i]["role"] == "assistant"}
 
 
 def _chat(

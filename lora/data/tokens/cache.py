@@ -90,7 +90,8 @@ class TokenCache:
             "tokens.crc32": np.array([_crc32(array) for array in tensors.values()], np.uint32),
         }
         sources = [
-            (name, _dtype(name, array), array.shape, array) for name, array in tensors.items()
+            (name, _DTYPES[name][array.dtype == np.float32], array.shape, array)
+            for name, array in tensors.items()
         ]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +151,7 @@ class TokenCache:
         """
         try:
             now, about = time.time(), _about(path)
-            stamp = self._stamp(path)
+            stamp = self.folder / f"{_digest(os.fsencode(path.resolve()))}.json"
             stored = _load(stamp)
             if stored.get("about") == about and isinstance(stored.get("sha256"), str):
                 return str(stored["sha256"])
@@ -164,10 +165,6 @@ class TokenCache:
                 with replacing(stamp, durable=False) as out:
                     out.write(_text({"about": about, "sha256": sha256}).encode())
         return sha256
-
-    def _stamp(self, path: Path) -> Path:
-        name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
-        return self.folder / f"{name}.json"
 
 
 def is_ours(path: Path) -> bool:
@@ -191,8 +188,9 @@ def is_ours(path: Path) -> bool:
     return kind == "tokens" and _digest(key) == path.stem
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def _digest(text: str | bytes) -> str:
+    raw = text.encode() if isinstance(text, str) else text
+    return hashlib.sha256(raw).hexdigest()[:32]
 
 
 def _about(path: Path) -> list[int]:
@@ -213,10 +211,6 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _dtype(name: str, array: np.ndarray) -> DType:
-    return _DTYPES[name][array.dtype == np.float32]
 
 
 def _crc32(array: np.ndarray) -> int:

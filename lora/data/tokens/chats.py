@@ -16,7 +16,6 @@ from pyggml.chat import (
     TOOL_USE,
     ChatEncoder,
     ChatTemplate,
-    EncodedChat,
     Message,
     find_template,
     read_names,
@@ -123,7 +122,8 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
         trained = _weigh(encoder, messages, row.tools, read_only, weights, chat.trained)
     except TemplateError as error:
         raise BadValue(f"{error}{_way_out(row, encoder)}", joint=": ") from None
-    return Document(chat.ids, trained, _notes(chat, n_left_out))
+    said = {CUT: n_left_out, NAMED: chat.names, THOUGHTS: chat.n_thoughts, OPEN: chat.n_open}
+    return Document(chat.ids, trained, (CHAT, *(note for note, there in said.items() if there)))
 
 
 def _way_out(row: ChatRow, encoder: ChatEncoder) -> str:
@@ -196,8 +196,3 @@ def first_round(messages: Sequence[Message]) -> range:
 
 def _is_learned(messages: Sequence[Message], read_only: frozenset[int]) -> bool:
     return any(m["role"] == "assistant" for i, m in enumerate(messages) if i not in read_only)
-
-
-def _notes(chat: EncodedChat, n_left_out: int) -> tuple[str, ...]:
-    said = {CUT: n_left_out, NAMED: chat.names, THOUGHTS: chat.n_thoughts, OPEN: chat.n_open}
-    return (CHAT, *(note for note, there in said.items() if there))
