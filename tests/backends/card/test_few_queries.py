@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cpu import CPU
-from pyggml.backends.cuda.attention import cluster, decode
+from pyggml.backends.cuda.attention import decode
+from pyggml.backends.cuda.code.cluster_ptx import has_clusters
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
@@ -25,7 +26,7 @@ if not SIMULATED:  # which takes minutes
 
 
 # The simulator has no clusters, nor have cards before Hopper. All join many keys by tickets.
-WAYS = ["by tickets", "in clusters"] if cluster.has_clusters() else ["by tickets"]
+WAYS = ["by tickets", "in clusters"] if has_clusters() else ["by tickets"]
 
 
 @pytest.fixture(params=WAYS)

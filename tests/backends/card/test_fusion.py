@@ -6,7 +6,7 @@ from card_patterns import numbers, patterns, sample_of
 
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import rewrites
-from pyggml.backends.cuda.attention.cluster import has_clusters
+from pyggml.backends.cuda.code.cluster_ptx import has_clusters
 from pyggml.backends.cuda.runtime.device import CudaBackend
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph

@@ -5,7 +5,7 @@ keys, always by tiles."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyggml.backends.cuda.attention import decode, exact, exact_back, tensor, tensor_back
+from pyggml.backends.cuda.attention import decode, exact, tensor, tensor_back
 from pyggml.backends.cuda.attention.scores import WIDEST
 from pyggml.backends.cuda.runtime.kernel import Compute, CudaKernel
 from pyggml.backends.cuda.runtime.table import declare
@@ -21,7 +21,7 @@ class CudaAttentionPath:
     backward: CudaKernel
 
 
-_EXACTLY = CudaKernel(exact_back.bind, scratch=exact_back.scratch)
+_EXACTLY = CudaKernel(exact.bind_back, scratch=exact.scratch_back)
 DECODE = CudaAttentionPath(decode.takes, CudaKernel(decode.bind, scratch=decode.scratch), _EXACTLY)
 TENSOR = CudaAttentionPath(
     tensor.takes,

@@ -2,8 +2,8 @@
 
 A block takes some of the keys that a query sees, for some of the heads that share them; each of its
 warps takes a few keys at a time (keys.py), and the next few are on their way meanwhile. The blocks
-of a query join their sums in a cluster (cluster.py) or through the card's memory (parts.py). The
-heads of one token may be made in the kernel (one_token.py).
+of a query join their sums in a cluster or through the card's memory (joins.py). The heads of one
+token may be made in the kernel (one_token.py).
 """
 
 from functools import cache, partial
@@ -11,19 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.attention import cluster, parts
+from pyggml.backends.cuda.attention.joins import MOST_PARTS, joiners
 from pyggml.backends.cuda.attention.keys import float_loader, fours_of, keys_of
-from pyggml.backends.cuda.attention.one_token import Token, of_none, of_token
+from pyggml.backends.cuda.attention.one_token import Token, of_token
 from pyggml.backends.cuda.attention.scores import (
     MINUS_INF,
     ZERO,
+    base_of,
     bias_of,
     cap_score,
-    factors_of,
     keys_of_query,
-    sizes_of,
+    raw_numbers,
+    scores_of,
 )
 from pyggml.backends.cuda.attention.spread import Spread
+from pyggml.backends.cuda.code.cluster_ptx import MOST_BLOCKS, has_clusters
 from pyggml.backends.cuda.code.formulas import short_exp
 from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
@@ -91,17 +93,17 @@ def _batch(node: Tensor) -> int:
 
 def _in_clusters(node: Tensor) -> bool:
     """Whether the blocks of a query are a cluster: there are fewer then, so not for many keys."""
-    return cluster.has_clusters() and node.src[1].shape[0] <= _MOST_OF_CLUSTERS
+    return has_clusters() and node.src[1].shape[0] <= _MOST_OF_CLUSTERS
 
 
 def _n_parts(node: Tensor) -> int:
     n_queries, n_heads, head_size = node.shape
     n_free = max(1, _BLOCKS // (n_queries * (n_heads // _heads(node))))
     if _in_clusters(node):  # which are compiled for a number of blocks: few numbers will do
-        most = min(n_free, cluster.MOST_BLOCKS, head_size)
+        most = min(n_free, MOST_BLOCKS, head_size)
         return 1 << most.bit_length() - 1
     most = -(-node.src[1].shape[0] // (_WARPS * _batch(node)))
-    return max(1, min(n_free, most, parts.MOST_PARTS))
+    return max(1, min(n_free, most, MOST_PARTS))
 
 
 def scratch(node: Tensor, compute: Compute) -> int:
@@ -175,7 +177,7 @@ def _carrier(shape: _Shape, mine: int, batch: int) -> Any:
         p, shrinks = cuda.local.array(n_own, np.float32), cuda.local.array(n_own, np.float32)
         for i in range(n_own):
             highest = max(tops[i], greatest(x, i))
-            base = ZERO if highest == MINUS_INF else highest
+            base = base_of(highest)
             shrinks[i], p[i] = short_exp(tops[i] - base), short_exp(x[i] - base)
             tops[i], weights[i] = highest, weights[i] * shrinks[i] + p[i]
         for g in range(shape.n_together):
@@ -213,14 +215,12 @@ def _sums_putter(shape: _Shape, mine: int, batch: int) -> Any:
 @cache
 def _attend(shape: _Shape) -> Any:
     head_size, n_together, batch = shape.head_size, shape.n_together, shape.batch
-    mine, sharing = 4 * fours_of(head_size), shape.blocks
+    mine, sharing, makes_heads = 4 * fours_of(head_size), shape.blocks, shape.makes_heads
     (n_raw, raw_type), fetch, unpack = keys_of(shape.key_type, head_size, batch, shape.vectorized)
     read_query, of_raw = _query_reader(shape), batch * fours_of(head_size) * n_raw
-    made_here = of_token(shape.key_type, n_together, batch) if shape.makes_heads else of_none()
-    read_token, make_heads, keep_token, replace = made_here
+    read_token, make_heads, keep_token, replace = of_token(shape.key_type, n_together, batch)
     put_sums, of_cluster = _sums_putter(shape, mine, batch), shape.of_cluster
-    joins = partial(cluster.joins, n_parts=of_cluster) if of_cluster else parts.joins
-    place, begin, finish = joins(n_together, head_size, _WARPS)
+    place, begin, finish = joiners(n_together, head_size, _WARPS, of_cluster)
     score, carry = _scorer(shape, mine, batch), _carrier(shape, mine, batch)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
     spread, of_heads = _spread(shape, batch), n_together * mine
@@ -238,8 +238,7 @@ def _attend(shape: _Shape) -> Any:
         raw_k, raw_v = cuda.local.array(of_raw, raw_type), cuda.local.array(of_raw, raw_type)
         z, own = cuda.local.array(of_scores, np.float32), cuda.local.array(of_own, np.float32)
         tops, weights = cuda.local.array(of_tops, np.float32), cuda.local.array(of_tops, np.float32)
-        part, query = cuda.blockIdx.x, cuda.blockIdx.z
-        n_parts = of_cluster or cuda.gridDim.x
+        part, query, n_parts = cuda.blockIdx.x, cuda.blockIdx.z, of_cluster or cuda.gridDim.x
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
         row = np.int64(query) * sizes.n_heads + head
@@ -254,21 +253,24 @@ def _attend(shape: _Shape) -> Any:
             read_query(held, g * mine, q, (row + g) * head_size, lane)
             for i in range(mine):
                 o[g * mine + i] = ZERO
-        new_row, turns = read_token(own, token, key_head)
-        make_heads(held, own, token, turns)
+        if makes_heads:
+            new_row, turns = read_token(own, token, key_head)
+            make_heads(held, own, token, turns)
         while key < last:
             unpack(keys, values, raw_k, raw_v)
             this, key = key, np.int32(key + n_parts * (_WARPS * batch))
             fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)
-            replace(keys, values, own, new_row, this, last)
+            if makes_heads:
+                replace(keys, values, own, new_row, this, last)
             score(z, held, keys, head, query, this, last, mask, sizes, factors)
             carry(o, tops, weights, z, values)
         release_others()
         put_sums(sums, ends, o, tops, weights, warp, lane)
         cuda.syncthreads()
         finish(barrier, out, lse, partials, tickets, sinks, sums, ends, query, head, sizes)
-        is_first = part == 0 and warp == _WARPS - 1 and cuda.blockIdx.y % sharing == 0
-        keep_token(own, token, new_row, key_head, is_first)
+        if makes_heads:
+            is_first = part == 0 and warp == _WARPS - 1 and cuda.blockIdx.y % sharing == 0
+            keep_token(own, token, new_row, key_head, is_first)
 
     return begins_early(attend, lambda arguments: arguments[5:8])  # keys, values and their span
 
@@ -276,15 +278,11 @@ def _attend(shape: _Shape) -> Any:
 def bind(site: CudaSite, token: Token | None = None) -> Call:
     """The launch. token: of the only query, whose heads are not made yet, nor in the cache."""
     node = site.node
-    q, k, v, span, *extras = site.src
+    q, k, v, span, *_ = site.src
     q = q if token is None else token.q
-    sizes, n_together = sizes_of(node, node.src[4:]), _heads(node)
-    mask = extras[0] if node.params["masked"] else q
-    sinks = extras[-1] if sizes.has_sinks else q
+    (sizes, factors, mask, sinks), n_together = scores_of(site, 4), _heads(node)
     n_queries, n_heads, head_size = node.shape
     vectorized = head_size % 4 == 0 and vectorizable(q, k, v)
-    if node.src[1].dtype is not F32:
-        k, v = k.view(np.uint8), v.view(np.uint8)
     n_groups, partials, tickets = n_heads // n_together, q, q  # clusters need neither
     if not _in_clusters(node):
         partials = site.scratch.view(np.float32)
@@ -297,6 +295,6 @@ def bind(site: CudaSite, token: Token | None = None) -> Call:
     )  # fmt: skip
     return launch(
         _attend(shape), (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream,
-        site.out, site.saved[0], partials, tickets, q, k, v, span, mask, sinks, sizes,
-        factors_of(node), 0 if token is None else token, shared_bytes=least_shared(),
+        site.out, site.saved[0], partials, tickets, q, *raw_numbers(site, 1, 2), span, mask, sinks,
+        sizes, factors, 0 if token is None else token, shared_bytes=least_shared(),
     )  # fmt: skip

@@ -20,8 +20,6 @@ THREADS = 128  # of a block: four warps
 BR = 64  # queries of a block: B_r of Dao et al.
 HEAD_SIZES = (64, 128)  # of gradients, and of the forward pass beside them
 ALIGNED = 1024  # bytes: a tile begins at a multiple of this
-LOG2_E = np.float32(1.4426950408889634)
-LN_2 = np.float32(0.6931471805599453)
 
 
 @device
@@ -97,40 +95,24 @@ def readers(head_size: int) -> tuple[Any, Any, Any]:
     return left, right, across
 
 
-@device
-def add_product(sums, i, a, b0, b1):
-    """sums[i] += A·B of a warp; sums is (results, 4)."""
-    ptx.add_tile(sums, i, a, b0, b1)
+@cache
+def _arithmetic(kind: str) -> tuple[Any, Any]:
+    """(add, as_left) of tiles of such numbers.
 
+    add(sums, i, a, b0, b1)   sums[i] += A·B of a warp; sums is (results, 4)
+    as_left(p, i)             two 16×8 results, 2i and 2i + 1, as A
+    """
+    is_half = kind == F16.name
+    add, two = (ptx.add_tile_of_f16, ptx.two_f16) if is_half else (ptx.add_tile, ptx.two_bf16)
 
-@device
-def as_left(p, i):
-    """Two 16×8 results, 2i and 2i + 1, as A in bfloat16."""
-    return (
-        ptx.two_bf16(p[2 * i, 0], p[2 * i, 1]),
-        ptx.two_bf16(p[2 * i, 2], p[2 * i, 3]),
-        ptx.two_bf16(p[2 * i + 1, 0], p[2 * i + 1, 1]),
-        ptx.two_bf16(p[2 * i + 1, 2], p[2 * i + 1, 3]),
-    )
+    @device
+    def as_left(p, i):
+        return (
+            two(p[2 * i, 0], p[2 * i, 1]), two(p[2 * i, 2], p[2 * i, 3]),
+            two(p[2 * i + 1, 0], p[2 * i + 1, 1]), two(p[2 * i + 1, 2], p[2 * i + 1, 3]),
+        )  # fmt: skip
 
-
-@device
-def _add_product_of_f16(sums, i, a, b0, b1):
-    ptx.add_tile_of_f16(sums, i, a, b0, b1)
-
-
-@device
-def _as_left_in_f16(p, i):
-    return (
-        ptx.two_f16(p[2 * i, 0], p[2 * i, 1]),
-        ptx.two_f16(p[2 * i, 2], p[2 * i, 3]),
-        ptx.two_f16(p[2 * i + 1, 0], p[2 * i + 1, 1]),
-        ptx.two_f16(p[2 * i + 1, 2], p[2 * i + 1, 3]),
-    )
-
-
-# what the numbers of tiles are -> (add_product, as_left)
-PRODUCTS = {BF16.name: (add_product, as_left), F16.name: (_add_product_of_f16, _as_left_in_f16)}
+    return add, as_left
 
 
 @cache
@@ -139,7 +121,7 @@ def sums_adder(head_size: int, n: int, in_groups: bool, kind: str = BF16.name) -
     rounded, B (n, D) at byte `at`; in_groups: by four warps together."""
     if in_groups:
         return group_ptx.down_rows(head_size, n)
-    (_, _, across), (add_product, as_left) = readers(head_size), PRODUCTS[kind]
+    (_, _, across), (add_product, as_left) = readers(head_size), _arithmetic(kind)
 
     @device
     def add(sums, p, tile, at):
@@ -153,18 +135,82 @@ def sums_adder(head_size: int, n: int, in_groups: bool, kind: str = BF16.name) -
     return add
 
 
-@device
-def hold(held, i, words):
-    """held[i] = four words."""
-    held[i, 0] = words[0]
-    held[i, 1] = words[1]
-    held[i, 2] = words[2]
-    held[i, 3] = words[3]
+@cache
+def rows_holder(head_size: int, n_factors: int) -> Any:
+    """hold(held, tile): of one or two first factors, which are on their way to the tile, a warp's
+    rows. Behind it others may be copied there."""
+    left, is_two, at_second = readers(head_size)[0], n_factors == 2, 2 * BR * head_size
+
+    @device
+    def hold_one(held, tile, at):
+        for c in range(head_size // 16):
+            words = left(tile, at, 16 * (cuda.threadIdx.x >> 5), c)
+            held[c, 0], held[c, 1], held[c, 2], held[c, 3] = words
+
+    @device
+    def hold(held, tile):
+        ptx.await_copies()
+        cuda.syncthreads()
+        hold_one(held[0], tile, 0)
+        if is_two:
+            hold_one(held[1], tile, at_second)
+        cuda.syncthreads()
+
+    return hold
 
 
-@device
-def held_at(held, i):
-    return (held[i, 0], held[i, 1], held[i, 2], held[i, 3])
+def _multiplier_together(head_size: int, n: int, n_products: int) -> Any:
+    lefts, by_rows = (
+        (0, 2 * BR * head_size)[:n_products],
+        group_ptx.by_rows(n, head_size, n_products),
+    )
+
+    @device
+    def multiply(sums, held, tile, rights):
+        by_rows(sums, tile, lefts, rights)
+
+    return multiply
+
+
+@cache
+def rows_multiplier(
+    head_size: int, n: int, in_groups: bool, n_products: int, is_held: bool, kind: str = BF16.name
+) -> Any:
+    """multiply(sums, held, tile, rights): of each of one or two products, sums = A·Bᵀ, B of n rows
+    at these bytes of the tile. Of two, sums that wait for nothing of each other follow each other.
+
+    A is held in registers (is_held), or lies in the tile, 64 rows at byte 0 and 64 behind them; so
+    it does always by four warps together (in_groups).
+    """
+    if in_groups:
+        return _multiplier_together(head_size, n, n_products)
+    is_two, at_second = n_products == 2, 2 * BR * head_size
+    (left, right, _), (add_product, _) = readers(head_size), _arithmetic(kind)
+
+    @device
+    def factor(held, tile, at, c):
+        if is_held:
+            return (held[c, 0], held[c, 1], held[c, 2], held[c, 3])
+        return left(tile, at, 16 * (cuda.threadIdx.x >> 5), c)
+
+    @device
+    def multiply(sums, held, tile, rights):
+        clear(sums[0], n // 8)
+        if is_two:
+            clear(sums[1], n // 8)
+        for c in range(head_size // 16):
+            a, second = factor(held[0], tile, 0, c), factor(held[-1], tile, at_second, c)
+            for j in range(n // 16):
+                b = right(tile, rights[0], 16 * j, c)
+                if is_two:
+                    d = right(tile, rights[1], 16 * j, c)
+                add_product(sums[0], 2 * j, a, b[0], b[1])
+                add_product(sums[0], 2 * j + 1, a, b[2], b[3])
+                if is_two:
+                    add_product(sums[1], 2 * j, second, d[0], d[1])
+                    add_product(sums[1], 2 * j + 1, second, d[2], d[3])
+
+    return multiply
 
 
 @device
@@ -172,6 +218,27 @@ def clear(sums, n):
     for i in range(n):
         for e in range(4):
             sums[i, e] = np.float32(0)
+
+
+@device
+def scale_rows(sums, n, share, other):
+    """Rows g and g + 8 of n columns of eight."""
+    for i in range(n):
+        sums[i, 0] *= share
+        sums[i, 1] *= share
+        sums[i, 2] *= other
+        sums[i, 3] *= other
+
+
+@device
+def write_rows(out, sums, row, n_rows, head, n_heads, head_size, put, first):
+    """The lane's numbers of rows `row` and `row` + 8, of a matrix that begins at row `first`."""
+    for r in range(2):
+        if row + 8 * r < n_rows:
+            at = (np.int64(first + row + 8 * r) * n_heads + head) * head_size
+            at += (cuda.threadIdx.x & 3) << 1
+            for i in range(head_size // 8):
+                put(out, at + 8 * i, sums[i, 2 * r], sums[i, 2 * r + 1])
 
 
 @device

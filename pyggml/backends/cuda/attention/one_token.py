@@ -130,25 +130,3 @@ def of_token(key_type: str, n_together: int, batch: int) -> tuple[Any, Any, Any,
                         keys[u * _FOUR + i], values[u * _FOUR + i] = own[i], own[_FOUR + i]
 
     return _read, make, _keep, replace
-
-
-def of_none() -> tuple[Any, Any, Any, Any]:
-    """The same where queries are made and keys cached."""
-
-    @device
-    def read(own, token, key_head):
-        return 0, 0
-
-    @device
-    def make(held, own, token, turns):
-        pass
-
-    @device
-    def keep(own, token, row, key_head, writes):
-        pass
-
-    @device
-    def replace(keys, values, own, row, key, last):
-        pass
-
-    return read, make, keep, replace

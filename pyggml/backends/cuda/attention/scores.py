@@ -1,4 +1,4 @@
-"""What a score is made of, and the tiles of exact attention.
+"""What a score is made of, and what ends a row of scores.
 
     z = cap·tanh(scale·q·k / cap) + bias        (without a cap: scale·q·k + bias)
 
@@ -15,23 +15,14 @@ import numpy as np
 
 from pyggml.backends.cuda.code.formulas import softcap
 from pyggml.backends.cuda.code.jit import device
-from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.simulator import on_card, small
+from pyggml.backends.cuda.runtime.kernel import CudaSite
 from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.dtypes import DTYPES, F32
-from pyggml.graph.tensor import Tensor
 
 WIDEST = 576  # numbers of a head
-THREADS = small(128, 4)  # of a block
 NO_KEYS = np.float32(1e30)  # the logarithm of a sum over no key, as on the CPU
 MINUS_INF = np.float32(-np.inf)
 ZERO, ONE = np.float32(0), np.float32(1)
-
-
-@on_card
-def tile_rows(head_size: int) -> int:
-    """Rows of a tile, so that five tiles fit in a block's 48 KB of shared memory."""
-    return 16 if head_size <= 128 else 8 if head_size <= 256 else 4
 
 
 class ScoreSizes(NamedTuple):
@@ -55,24 +46,35 @@ class ScoreFactors(NamedTuple):
     flat: np.float32
 
 
-def sizes_of(node: Tensor, extras: tuple[Tensor, ...]) -> ScoreSizes:
-    q, k = node.src[:2]
-    masked, max_bias = node.params["masked"], node.params["max_bias"]
-    n_masks = 0
+def scores_of(site: CudaSite, n_sources: int) -> tuple[ScoreSizes, ScoreFactors, Any, Any]:
+    """The sizes and the factors, the mask and the sinks, in place of which any array stands where
+    there are none. n_sources: of the node, before them."""
+    node, p, extras = site.node, site.node.params, site.src[n_sources:]
+    (n_queries, n_heads, _), (n_keys, n_key_heads, _) = (t.shape for t in node.src[:2])
+    masked, max_bias, n_masks = p["masked"], p["max_bias"], 0
     if masked:
-        n_masks = extras[0].shape[0] if len(extras[0].shape) == 3 else 1
-    has_slopes = masked or max_bias > 0
-    steep_heads = 1 << (q.shape[1].bit_length() - 1) if has_slopes else 0
-    return ScoreSizes(
-        q.shape[0], k.shape[0], q.shape[1], k.shape[1], n_masks, len(extras) > masked, steep_heads
-    )
+        shape = node.src[n_sources].shape
+        n_masks = shape[0] if len(shape) == 3 else 1
+    power, has_sinks = 1 << (n_heads.bit_length() - 1), len(extras) > masked
+    steep_heads = power if masked or max_bias > 0 else 0
+    sizes = ScoreSizes(n_queries, n_keys, n_heads, n_key_heads, n_masks, has_sinks, steep_heads)
+    bases = 2.0 ** (-max_bias / power), 2.0 ** (-max_bias / 2 / power)
+    factors = ScoreFactors(*(np.float32(x) for x in (p["scale"], p["cap"], *bases)))
+    mask, sinks = extras[0] if masked else site.src[0], extras[-1] if has_sinks else site.src[0]
+    return sizes, factors, mask, sinks
 
 
-def factors_of(node: Tensor) -> ScoreFactors:
-    p, n_heads = node.params, node.src[0].shape[1]
-    power = 1 << (n_heads.bit_length() - 1)
-    bases = 2.0 ** (-p["max_bias"] / power), 2.0 ** (-p["max_bias"] / 2 / power)
-    return ScoreFactors(*(np.float32(v) for v in (p["scale"], p["cap"], *bases)))
+def raw_numbers(site: CudaSite, *which: int) -> list[Any]:
+    """These sources as `key_loader` reads them: floats, else bytes."""
+    return [
+        site.src[i] if site.node.src[i].dtype is F32 else site.src[i].view(np.uint8) for i in which
+    ]
+
+
+@device
+def base_of(highest):
+    """What scores are taken less of before they become powers: the highest; 0 if there is none."""
+    return ZERO if highest == MINUS_INF else highest
 
 
 @device
@@ -140,24 +142,19 @@ def key_loader(name: str) -> Any:
 
 
 @cache
-def tile_filler(name: str, rows: int, head_size: int) -> Any:
-    """fill(tile, x, first, head, n, n_heads): rows first … of x (n, n_heads, D), 0 from n on."""
-    load = key_loader(name)
+def row_ender(power: Any, logarithm: Any, unit: float = 1.0) -> Any:
+    """end(top, weight, sink): what a row's sum is multiplied by, and the logarithm of its weight,
+    with one more score. power, logarithm: to the scores' base, whose own logarithm is `unit`."""
+    one = np.float32(unit)
 
     @device
-    def fill(tile, x, first, head, n, n_heads):
-        for e in range(cuda.threadIdx.x, rows * head_size, THREADS):
-            i, c = e // head_size, e % head_size
-            at = (np.int64(first + i) * n_heads + head) * head_size + c
-            tile[i, c] = load(x, at) if first + i < n else ZERO
+    def end(top, weight, sink):
+        highest = max(top, sink)
+        base = base_of(highest)
+        shrink = power(top - base)
+        weight = weight * shrink + power(sink - base)
+        if weight > ZERO:
+            return shrink / weight, (base + logarithm(weight)) * one
+        return ZERO, NO_KEYS
 
-    return fill
-
-
-@device
-def dot_of(a, i, b, j, n):
-    """Row i of tile a times row j of tile b."""
-    total = ZERO
-    for c in range(n):
-        total += a[i, c] * b[j, c]
-    return total
+    return end

@@ -20,23 +20,21 @@ from pyggml.backends.cuda.attention.fragments import (
     ALIGNED,
     BR,
     HEAD_SIZES,
-    LN_2,
-    LOG2_E,
-    PRODUCTS,
     THREADS,
     clear,
-    held_at,
-    hold,
     longest_first,
-    readers,
+    rows_holder,
+    rows_multiplier,
     rows_of_sequences,
+    scale_rows,
     seen_by_rows,
     sums_adder,
     tile_copier,
+    write_rows,
 )
-from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO, keys_of_query
+from pyggml.backends.cuda.attention.scores import MINUS_INF, ZERO, base_of, keys_of_query, row_ender
 from pyggml.backends.cuda.code import group_ptx, ptx
-from pyggml.backends.cuda.code.formulas import softcap
+from pyggml.backends.cuda.code.formulas import LOG2_E, softcap
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import quad_max, quad_sum
 from pyggml.backends.cuda.runtime.driver import cuda
@@ -120,7 +118,7 @@ def _softmax(keys: int, has_cap: bool) -> Any:
             first = max(first, max(s[i, 0], s[i, 1]))
             second = max(second, max(s[i, 2], s[i, 3]))
         first, second = quad_max(first), quad_max(second)
-        base, other = ZERO if first == MINUS_INF else first, ZERO if second == MINUS_INF else second
+        base, other = base_of(first), base_of(second)
         shrink, shrink_other = ptx.power_of_two(top[0] - base), ptx.power_of_two(top[1] - other)
         here, there = ZERO, ZERO
         for i in range(keys // 8):
@@ -138,72 +136,29 @@ def _softmax(keys: int, has_cap: bool) -> Any:
     return softmax
 
 
-def _scorer(form: _Form) -> Any:
-    """scores(s, held, tile, at): s = q·kᵀ of a tile of keys at a byte of shared memory."""
-    head_size, keys, steps = form.head_size, form.keys, form.head_size // 16
-    if form.in_groups:
-        by_rows = group_ptx.by_rows(keys, head_size, 1)
-
-        @device
-        def scores_of_group(s, held, tile, at):
-            by_rows((s,), tile, (0,), (at,))
-
-        return scores_of_group
-    (_, right, _), (add_product, _) = readers(head_size), PRODUCTS[form.kind]
-
-    @device
-    def scores(s, held, tile, at):
-        clear(s, keys // 8)
-        for c in range(steps):
-            a = held_at(held, c)
-            for j in range(keys // 16):
-                b = right(tile, at, 16 * j, c)
-                add_product(s, 2 * j, a, b[0], b[1])
-                add_product(s, 2 * j + 1, a, b[2], b[3])
-
-    return scores
-
-
-@device
-def _shrink(o, n, shrink, other):
-    """Of both rows of n columns of eight."""
-    for i in range(n):
-        o[i, 0] *= shrink
-        o[i, 1] *= shrink
-        o[i, 2] *= other
-        o[i, 3] *= other
-
-
-@device
-def _join_sink(top, weight, sink):
-    """(the maximum, the weight, what results shrink by) with one more score."""
-    highest = max(top, sink)
-    base = ZERO if highest == MINUS_INF else highest
-    shrink = ptx.power_of_two(top - base)
-    return base, weight * shrink + ptx.power_of_two(sink - base), shrink
+_end_row = row_ender(ptx.power_of_two, math.log2, math.log(2))
 
 
 @cache
-def _writer(form: _Form) -> Any:
+def _finisher(form: _Form) -> Any:
     put, head_size, has_sinks = ptx.put_two(form.out_in_bf16), form.head_size, form.has_sinks
 
     @device
-    def write(out, lse, o, top, total, query, head, last, n_queries, n_heads, sinks):
-        lane = cuda.threadIdx.x & 31
-        for r in range(2):
-            row, weight, highest, shrink = query + 8 * r, quad_sum(total[r]), top[r], ONE
-            if has_sinks:
-                highest, weight, shrink = _join_sink(highest, weight, sinks[head] * LOG2_E)
-            share = shrink / weight if weight > ZERO else ZERO
-            if row < last:
-                if lane & 3 == 0:
-                    log_sum = (highest + math.log2(weight)) * LN_2 if weight > ZERO else NO_KEYS
-                    lse[np.int64(head) * n_queries + row] = log_sum
-                at = (np.int64(row) * n_heads + head) * head_size + ((lane & 3) << 1)
-                for i in range(head_size // 8):
-                    put(out, at + 8 * i, o[i, 2 * r] * share, o[i, 2 * r + 1] * share)
+    def finish(out, lse, o, top, total, query, head, last, n_queries, n_heads, sinks):
+        """The sums of both rows become their results."""
+        sink = sinks[head] * LOG2_E if has_sinks else MINUS_INF
+        share, log_sum = _end_row(top[0], quad_sum(total[0]), sink)
+        other, log_of_other = _end_row(top[1], quad_sum(total[1]), sink)
+        if cuda.threadIdx.x & 3 == 0:
+            at = np.int64(head) * n_queries + query
+            if query < last:
+                lse[at] = log_sum
+            if query + 8 < last:
+                lse[at + 8] = log_of_other
+        scale_rows(o, head_size // 8, share, other)
+        write_rows(out, o, query, last, head, n_heads, head_size, put, 0)
 
-    return write
+    return finish
 
 
 @device
@@ -223,44 +178,26 @@ def _begin(top, total, starts, stops, span, query, first, last, n_keys):
 
 
 @cache
-def _query_keeper(form: _Form) -> Any:
-    left, steps, in_groups = readers(form.head_size)[0], form.head_size // 16, form.in_groups
-
-    @device
-    def keep(held, tile):
-        """Hold a warp's queries, which are on their way to a tile, unless warps read them there."""
-        if not in_groups:
-            ptx.await_copies()
-            cuda.syncthreads()
-            for c in range(steps):
-                hold(held, c, left(tile, 0, 16 * (cuda.threadIdx.x >> 5), c))
-            cuda.syncthreads()
-
-    return keep
-
-
-@cache
 def _kernel(form: _Form) -> Any:
     head_size, n, in_groups = form.head_size, form.keys, form.in_groups
     copy_queries, copy_keys = (tile_copier(rows, head_size, in_groups) for rows in (BR, n))
-    keep_queries, write, softmax = _query_keeper(form), _writer(form), _softmax(n, form.has_cap)
-    scores, add_values = _scorer(form), sums_adder(head_size, n, in_groups, form.kind)
-    await_all_but_one = group_ptx.await_all_but_one if in_groups else ptx.await_all_but_one
+    hold, softmax, finish = rows_holder(head_size, 1), _softmax(n, form.has_cap), _finisher(form)
+    scores = rows_multiplier(head_size, n, in_groups, 1, True, form.kind)
+    add_values = sums_adder(head_size, n, in_groups, form.kind)
+    await_all_but_one = (group_ptx if in_groups else ptx).await_all_but_one
     at_keys = 2 * head_size * BR if in_groups else 0
     at_values = at_keys + n * head_size * 2
     n_bytes = max(2 * head_size * BR, at_values + n * head_size * 2)
-    results, of_scores, of_query = head_size // 8, (n // 8, 4), (head_size // 16, 4)
+    of_sums, of_scores, of_query = (head_size // 8, 4), (n // 8, 4), (head_size // 16, 4)
     rows_of_tile = rows_of_sequences if (of_caches := form.kind == F16.name) else _rows_of_all
 
     @kernel
     def forward(out, lse, q, k, v, span, sinks, sizes, factors):
         tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
-        s = cuda.local.array(of_scores, np.float32)
-        o = cuda.local.array((results, 4), np.float32)
+        s, o = cuda.local.array(of_scores, np.float32), cuda.local.array(of_sums, np.float32)
         held = cuda.local.array(of_query, np.uint32)
         top, total = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
-        own_row = 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
         head, (n_queries, n_keys, n_heads, n_key_heads) = cuda.blockIdx.x, sizes
         key_head = head // (n_heads // n_key_heads)
         number = longest_first(cuda.blockIdx.y, cuda.gridDim.y)
@@ -269,12 +206,13 @@ def _kernel(form: _Form) -> Any:
             first, last = rows_of_tile(span, number, n_queries)
             if first == last:
                 break
-            query = first + own_row
+            query = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
             copy_queries(tile, 0, q, first, head, last, n_heads)
             ptx.commit_copies()
             start, stop = _begin(top, total, starts, stops, span, query, first, last, n_keys)
-            clear(o, results)
-            keep_queries(held, tile)
+            clear(o, head_size // 8)
+            if not in_groups:
+                hold((held,), tile)
             copy_keys(tile, at_keys, k, start, key_head, n_keys, n_key_heads)
             ptx.commit_copies()
             for key in range(start, stop, n):
@@ -282,18 +220,18 @@ def _kernel(form: _Form) -> Any:
                 ptx.commit_copies()
                 await_all_but_one()
                 cuda.syncthreads()
-                scores(s, held, tile, at_keys)
+                scores((s,), (held,), tile, (at_keys,))
                 cuda.syncthreads()
                 copy_keys(tile, at_keys, k, key + n, key_head, n_keys, n_key_heads)
                 ptx.commit_copies()
                 shrink, other = softmax(s, top, total, starts, stops, key, factors[0], factors[1])
                 await_all_but_one()
                 cuda.syncthreads()
-                _shrink(o, results, shrink, other)
+                scale_rows(o, head_size // 8, shrink, other)
                 add_values(o, s, tile, at_values)
                 cuda.syncthreads()
             ptx.await_copies()
-            write(out, lse, o, top, total, query, head, last, n_queries, n_heads, sinks)
+            finish(out, lse, o, top, total, query, head, last, n_queries, n_heads, sinks)
             if not of_caches:
                 break
             cuda.syncthreads()

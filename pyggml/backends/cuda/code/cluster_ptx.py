@@ -14,6 +14,20 @@ from numba.core import cgutils
 
 from pyggml.backends.cuda.code.jit import ANY, instruction
 from pyggml.backends.cuda.code.ptx import WORD, assemble, plain, shared_address
+from pyggml.backends.cuda.runtime.driver import CudaSupportError, cuda
+from pyggml.backends.cuda.runtime.simulator import on_card
+
+_SINCE = (9, 0)  # compute capability
+MOST_BLOCKS = 8  # of a cluster, on every card that has them
+
+
+@on_card
+def has_clusters() -> bool:
+    """Whether this card has clusters; True where there is no card, and kernels only compile."""
+    try:
+        return bool(cuda.get_current_device().compute_capability >= _SINCE)
+    except CudaSupportError:
+        return True
 
 
 def clusters_of(n: int) -> Any:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.attention.cluster import has_clusters
 from pyggml.backends.cuda.code import cluster_ptx, ptx
+from pyggml.backends.cuda.code.cluster_ptx import has_clusters
 from pyggml.backends.cuda.code.jit import device, kernel, most_shared
 from pyggml.backends.cuda.gemm.few_rows import (
     BLOCKS,

@@ -84,6 +84,14 @@ def power_of_two(x):
     return np.exp2(np.float32(x))
 
 
+def reciprocal(x):
+    return np.float32(1) / np.float32(x)
+
+
+def logarithm_of_two(x):
+    return np.log2(np.float32(x))
+
+
 def bf16_bits(x):
     bits = np.float32(x).view(np.uint32)
     if x != x:
@@ -202,8 +210,9 @@ def nothing(*_: Any) -> None:
 
 _BY_THEIR_NAMES = (
     address, shared_cell, copy_between, load_half, load_byte, load_short, load_word, as_float,
-    bits_of, power_of_two, bf16_bits, put_four_bf16, put_eight, load_four, load_four_bf16,
-    without_operands, sync_warp, warp_sum, take_ticket, block_sum, block_max,
+    bits_of, power_of_two, reciprocal, logarithm_of_two, bf16_bits, put_four_bf16, put_eight,
+    load_four, load_four_bf16, without_operands, sync_warp, warp_sum, take_ticket, block_sum,
+    block_max,
 )  # fmt: skip
 TWINS: dict[str, Any] = {
     **{twin.__name__: twin for twin in _BY_THEIR_NAMES},

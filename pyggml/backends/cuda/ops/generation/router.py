@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from pyggml import ops
-from pyggml.backends.cuda.attention.cluster import MOST_BLOCKS, has_clusters
 from pyggml.backends.cuda.code import cluster_ptx, ptx
 from pyggml.backends.cuda.code.blocks import block_sum
+from pyggml.backends.cuda.code.cluster_ptx import MOST_BLOCKS, has_clusters
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import lies_in_fours, load_four, store_four
 from pyggml.backends.cuda.code.jit import device, kernel

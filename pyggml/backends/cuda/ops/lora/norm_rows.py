@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml import ops
-from pyggml.backends.cuda.attention.cluster import MOST_BLOCKS, has_clusters
 from pyggml.backends.cuda.code import cluster_ptx, ptx
+from pyggml.backends.cuda.code.cluster_ptx import MOST_BLOCKS, has_clusters
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.fours import eights, lies_in_fours, load_eight, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
