@@ -54,6 +54,9 @@ def configured(pyggml, tiny, text, tmp_path):
         ("beta: 0.2", "preference_beta", 0.2),
         ("lora_modules: [attn_q, ffn_up]", "lora_modules", ("attn_q", "ffn_up")),
         ("lora_modules: attn_q,ffn_up", "lora_modules", ("attn_q", "ffn_up")),
+        ("columns: {prompt: q, completion: a}", "columns", ("prompt=q", "completion=a")),
+        ("gpu_layers: 3", "gpu_layers", 3),
+        ("split: [3, 1]", "split", (3.0, 1.0)),
         ("lora: [a.gguf:0.5, b.gguf]", "below", ((Path("a.gguf"), 0.5), (Path("b.gguf"), 1.0))),
         ("file: a.txt:2", "data", ("a.txt:2",)),
         ("grad_checkpointing: true", "grad_checkpointing", True),
@@ -120,11 +123,18 @@ def test_all_faults_come_at_once_with_their_lines(configured, tmp_path):
 
 
 def test_a_wrong_type_is_told_by_its_line(configured):
-    ended = configured("lr: fast\nbatch: 2.5\ncompute: 32\nval_file: {a: b}\n")
+    lines = ["lr: fast", "batch: 2.5", "compute: 32", "val_file: {a: b}", "columns: 5",
+             "log_to: [1]", "gpu_layers: {a: 1}", "split: {a: 1}", "preview: true"]  # fmt: skip
+    ended = configured("\n".join(lines))
     assert "line 5: lr is 'fast', wanted above 0" in ended.err
     assert "line 6: batch is 2.5, wanted a whole number" in ended.err
     assert "line 7: compute is 32, wanted a word" in ended.err
     assert "line 8: val_file is {'a': 'b'}, wanted" in ended.err
+    assert "line 9: columns is 5, wanted words, such as [a, b]" in ended.err
+    assert "line 10: log_to is [1], wanted words" in ended.err
+    assert "line 11: gpu_layers is {'a': 1}, wanted a number of blocks" in ended.err
+    assert "line 12: split is {'a': 1}, wanted a share for each device" in ended.err
+    assert "line 13: preview is True, wanted a whole number" in ended.err
 
 
 # -- runs ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import yaml
 
+from pyggml.cli.terminal.devices import LayerCount, Shares
 from pyggml.cli.terminal.exit import ELSEWHERE, NEEDLESS
 from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.hints import program
@@ -117,11 +118,27 @@ def _convert(value: Any, option: click.Parameter) -> Any:
         except click.BadParameter as error:
             raise ValueError("patterns and their numbers, such as {ffn_*: 16}") from error
     if isinstance(option.type, Names):
-        return tuple(value) if isinstance(value, list) else option.type.convert(value, None, None)
+        return _words(value, option.type)
     if isinstance(option.type, ListType):
         one = option.type.one
         return _list(value, option.type) if isinstance(value, list) else _scalar(value, one)
+    if isinstance(option.type, LayerCount | Shares):
+        try:
+            return option.type.convert(value, None, None)
+        except click.BadParameter as error:
+            raise ValueError(error.message.partition("wanted ")[2]) from None
     return _scalar(value, option.type)
+
+
+def _words(value: Any, kind: Names) -> tuple[str, ...]:
+    """Words in a list or with commas between them; a mapping is words with = in them."""
+    if isinstance(value, dict) and value:
+        value = [f"{name}={of}" for name, of in value.items()]
+    if isinstance(value, str):
+        return kind.read(value)
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise ValueError("words, such as [a, b]")
+    return tuple(value)
 
 
 def _list(values: Sequence[Any], kind: ListType) -> Any:
@@ -143,7 +160,7 @@ def _scalar(value: Any, kind: click.ParamType) -> Any:
             raise ValueError("a size such as 4GB or 800MB") from None
     if isinstance(kind, click.IntRange):
         value = _whole(value)
-        if not isinstance(value, int) or value < (kind.min or 0):
+        if type(value) is not int or value < (kind.min or 0):
             raise ValueError(f"a whole number, {kind.min or 0} or more")
     if kind is click.INT:
         return _whole(value)
