@@ -13,7 +13,7 @@ the result is a model file, of the size and types of the first.
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -91,11 +91,14 @@ def _numbers(t: Tensor) -> np.ndarray:
     return np.asarray(read(t))
 
 
-def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False) -> TrainedTensors:
+def train_tensors(
+    model: Model, patterns: Sequence[str], in_halves: bool = False, unread: Collection[str] = ()
+) -> TrainedTensors:
     """Make all tensors trainable that match one of the patterns; `model` itself stays as it is.
 
     in_halves   keep matrices in 16 bits, in the file's type or, of an F32 file, as BF16; each step
                 rounds them by chance (pyggml.ops.optim_half). Vectors stay in float32
+    unread      tensors that the objective does not read (`Objective.unread`), which stay
 
     Patterns are those of LoraConfig.rank_pattern, or words: norms, biases, embeddings, experts,
     router, last-4 for the last four blocks, or a module's name in transformers.
@@ -106,7 +109,7 @@ def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False
     Raises AdapterError for a pattern without a match, with every matching tensor that is not F32,
     F16 or BF16, and for halves of a model on several devices.
     """
-    weights, (chosen, fixed, faults) = model.parts.weights, _chosen(model, patterns)
+    weights, (chosen, fixed, faults) = model.parts.weights, _chosen(model, patterns, unread)
     types = {name: model.file.tensors[name].dtype for name in chosen}
     _refuse([*faults, *_no_floats(types)])
     halves = _halves(model, chosen) if in_halves else {}
@@ -124,10 +127,7 @@ def train_tensors(model: Model, patterns: Sequence[str], in_halves: bool = False
     if halves:
         kinds = _kinds({n: parameters.tensors[n] for n in halves})
         words.append(f"matrices kept as {kinds}, their steps rounded by chance")
-    if fixed:
-        words.append(
-            f"{first_names(fixed, 3)} stay{'s' * (len(fixed) == 1)}: no loss has a slope there"
-        )
+    words += _staying(fixed)
     tensors = _narrow(model, parameters.tensors, words)
     return TrainedTensors(_with(model, tensors), parameters, words, changed, blocks)
 
@@ -182,6 +182,7 @@ def train_packed(
     patterns: Sequence[str],
     file_type: str | None = None,
     original: GGUFFile | None = None,
+    unread: Collection[str] = (),
 ) -> TrainedTensors:
     """Make all tensors trainable that match one of the patterns, for a file of another type.
 
@@ -190,28 +191,27 @@ def train_packed(
 
     file_type   of the file, such as Q4_K_M; None: every tensor keeps the type it has
     original    the model before quantising, whose numbers training starts from
+    unread      tensors that the objective does not read, which are packed once
 
     Raises AdapterError for a pattern without a match and for an original of other shapes,
     QuantError for a file type that is unknown, and for types packed by an importance matrix alone.
     """
-    weights, own = model.parts.weights, model.file.tensors
-    chosen, _, faults = _chosen(model, patterns)
+    weights, (chosen, fixed, faults) = model.parts.weights, _chosen(model, patterns, unread)
     _refuse(faults)
-    types = types_of(model.file, file_type)
+    own, types = model.file.tensors, types_of(model.file, file_type)
     to_pack = [n for n in weights if n not in chosen and types[n] is not own[n].dtype]
     about = {"train_tensors": [*patterns], "qat": file_type or "the file's types"}
     of_blocks = {n: types[n] for n in chosen if types[n] is not F32}
     _check_packers({n: types[n] for n in [*of_blocks, *to_pack]}, file_type)
     shapes = {n: weights[n].shape for n in chosen}
     parameters = Parameters(shapes, about, types=of_blocks, devices=model.devices)
-    for name, t in parameters.tensors.items():
-        write(t, _start(weights[name], name, original))
-    parameters.pack(model.devices)
+    _begin(parameters, model, original)
     operands = parameters.operands
+    words = [f"{_count(len(chosen), 'tensor')} of the model, read as {_kinds(operands)}"]
     return TrainedTensors(
         _with(model, {n: _as_type(weights[n], types[n]) for n in to_pack} | operands),
         parameters,
-        [f"{_count(len(chosen), 'tensor')} of the model, read as {_kinds(operands)}"],
+        [*words, *_staying(fixed)],
         changed={n: partial(_numbers, operands[n]) for n in chosen if n not in of_blocks},
         blocks={n: partial(_numbers, operands[n]) for n in of_blocks},
         rate=_PACKED_RATES[_bits(operands.values()) >= _FEW_BITS],
@@ -227,6 +227,13 @@ def _check_packers(types: Mapping[str, DType], file_type: str | None) -> None:
             "files of Q2_K, Q3_K_M or IQ4_XS need none"
         )
         raise QuantError([f"{first_names(lack, 3)}: {why}"])
+
+
+def _begin(parameters: Parameters, model: Model, original: GGUFFile | None) -> None:
+    """Give parameters the numbers that they start from, and pack them. Raises as `_start`."""
+    for name, t in parameters.tensors.items():
+        write(t, _start(model.parts.weights[name], name, original))
+    parameters.pack(model.devices)
 
 
 def _start(w: Tensor, name: str, file: GGUFFile | None) -> np.ndarray:
@@ -258,12 +265,14 @@ def _kinds(tensors: Mapping[str, Tensor]) -> str:
     return f"{first} and {_count(len(rest), 'other type')}" if rest else first
 
 
-def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """The names of the tensors that fit a pattern or a word of a part, and of constants among
-    them, which stay. Faults: a word that none fits, or that all are constants."""
+def _chosen(
+    model: Model, words: Sequence[str], unread: Collection[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """The names of the tensors that fit a pattern or a word of a part, and of constants and unread
+    ones among them, which stay. Faults: a word that none fits, or that all of them stay."""
     weights, meant = model.parts.weights, part_patterns(model.parts, words)
     fitting = [n for n in weights if any(fits(p, n) for own in meant.values() for p in own)]
-    fixed = [name for name in fitting if any(fits(p, name) for p in FIXED)]
+    fixed = [name for name in fitting if any(fits(p, name) for p in (*FIXED, *unread))]
     faults = [
         f"the model has no {word}"
         if word in PARTS
@@ -272,8 +281,14 @@ def _chosen(model: Model, words: Sequence[str]) -> tuple[list[str], list[str], l
         if not any(fits(pattern, name) for pattern in own for name in weights)
     ]
     if fixed and fixed == fitting:
-        faults.append(f"{first_names(fixed, 3)}: no loss has a slope along a constant")
+        faults.append(f"{first_names(fixed, 3)}: the loss has no slope there")
     return [name for name in fitting if name not in fixed], fixed, faults
+
+
+def _staying(names: Sequence[str]) -> list[str]:
+    """What is not trained, in words."""
+    stay = f"stay{'s' * (len(names) == 1)}"
+    return [f"{first_names(names, 3)} {stay}: the loss has no slope there"] if names else []
 
 
 def _refuse(faults: Sequence[str]) -> None:
@@ -281,18 +296,20 @@ def _refuse(faults: Sequence[str]) -> None:
         raise AdapterError(faults)
 
 
-def train_scales(model: Model) -> TrainedTensors:
+def train_scales(model: Model, unread: Collection[str] = ()) -> TrainedTensors:
     """Make the scales trainable of all matrices of blocks, experts, and tables of embeddings;
     `model` itself stays as it is.
 
     Types whose scales are no float16 (MXFP4, NVFP4) keep theirs. The more bits a matrix has, the
-    smaller its steps: its scales need less correction. Raises AdapterError if no matrix is left.
+    smaller its steps: its scales need less correction. unread: tensors that the objective does not
+    read, which keep theirs. Raises AdapterError if no matrix is left.
     """
     specs, weights = model.parts.decoder.tensors(), model.parts.weights
     packed = {n: w for n, w in weights.items() if w.dtype.quantised}
     chosen = {
         name: w
         for name, w in packed.items()
+        if name not in unread
         if name in specs and (specs[name].linear or specs[name].table)
         if len(scale_places(w.dtype.name))
     }

@@ -8,7 +8,7 @@ of its positive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -108,6 +108,11 @@ class Embed(Objective):
 
     def metadata(self, model: Model, corpus: Corpus) -> Mapping[str, str]:
         return {POOLING: self.pooling_of(model.config)}
+
+    def unread(self, model: Model) -> Collection[str]:
+        """The output matrix, unless it is the table of tokens too."""
+        name = model.parts.output_name
+        return () if name == "token_embd" else (f"{name}.weight", f"{name}.bias")
 
     def loss(self, net: LossNet, batch: TextVectorLeaves) -> Outputs:
         pool = Pool(self.pooling_of(net.parts.config), batch.pool)

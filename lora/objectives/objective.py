@@ -229,6 +229,10 @@ class Objective(Settings, ABC):
         """Keys of the file that a run writes: what whoever reads it must know."""
         return {}
 
+    def unread(self, model: Model) -> Collection[str]:
+        """Names of tensors that its loss does not read."""
+        return ()
+
     @abstractmethod
     def loss(self, net: LossNet, batch: Any) -> Outputs:
         """The outputs of the graph: "loss" (), and what `report` reads. batch: its leaves."""

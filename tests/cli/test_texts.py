@@ -62,6 +62,17 @@ def test_embeddings_are_trained_and_evaluated(pyggml, tiny, rows, tmp_path):
     assert "mean reciprocal rank" in table.out and "12 texts and the one that" in table.out
 
 
+@pytest.mark.parametrize("way", [("full", "--qat", "Q8_0"), ("scales",)])
+def test_a_whole_model_learns_embeddings(pyggml, tiny, rows, tmp_path, way):
+    """Its output matrix, which no vector is made of, stays."""
+    packed = tmp_path / "q.gguf"
+    assert pyggml("quantize", tiny, packed, "Q8_0").code == 0
+    base = packed if way == ("scales",) else tiny
+    ended = trained(pyggml, base, rows, tmp_path / "a.gguf", "embed", "--train", *way)
+    assert ended.code == 0, ended.err
+    assert "output keeps theirs" in ended.out or "output.weight stays" in ended.out
+
+
 REFUSED = {
     "other labels": (
         ("eval", "-f", "OTHER"),

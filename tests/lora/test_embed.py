@@ -8,7 +8,16 @@ from tiny_models import write_llama
 
 import pyggml
 from pyggml.errors import AdapterError, ConfigError, DataError
-from pyggml.lora import DataConfig, LoraConfig, TrainConfig, Trainer, attach, corpus, merge
+from pyggml.lora import (
+    DataConfig,
+    LoraConfig,
+    TrainConfig,
+    Trainer,
+    attach,
+    corpus,
+    merge,
+    train_tensors,
+)
 from pyggml.lora.data import Encoding
 from pyggml.lora.data.records.rows import GroupRow, RowPlace
 from pyggml.lora.evaluate.groups import find_nearest
@@ -137,6 +146,18 @@ def test_texts_that_belong_together_come_near(model, tmp_path):
     assert merged.config.pooling == "mean", "as llama.cpp reads it"
     with pytest.raises(DataError, match="row 1 has 5 tokens, wanted at most 4"):
         find_nearest(trained, rows, Encoding(), 4, False)
+
+
+def test_all_is_trained_but_the_output_matrix(model):
+    """Which no vector is made of, unless it is the table of tokens too."""
+    unread = Embed().unread(model)
+    trained = train_tensors(model, ["*"], unread=unread)
+    assert set(model.parts.weights) - set(trained.parameters.tensors) == {"output.weight"}
+    assert "output.weight stays: the loss has no slope there" in trained.words
+    settings = TrainConfig(max_steps=1, warmup_steps=0, lr=0.01)
+    assert Trainer(trained.model, trained.parameters, read(model), settings, Embed()).run()
+    with pytest.raises(AdapterError, match=r"output.weight: the loss has no slope there"):
+        train_tensors(model, ["output"], unread=unread)
 
 
 def test_a_group_that_is_too_long_is_cut_or_refused(model):

@@ -140,8 +140,8 @@ def test_constants_stay_and_are_named(shared):
     model = pyggml.load(shared / "fixtures/llama-F16.gguf")
     trained = train_tensors(model, ["*"])
     assert len(trained.parameters.tensors) == len(model.parts.weights) - 1
-    assert trained.words[1] == "rope_freqs.weight stays: no loss has a slope there"
-    with pytest.raises(AdapterError, match=r"rope_freqs.weight: no loss has a slope"):
+    assert trained.words[1] == "rope_freqs.weight stays: the loss has no slope there"
+    with pytest.raises(AdapterError, match=r"rope_freqs.weight: the loss has no slope"):
         train_tensors(model, ["rope_freqs"])
 
 

@@ -213,13 +213,14 @@ def _load(job: Job, compute: str) -> Model:
 
 
 def _attach(job: Job, model: Model) -> Trained:
+    unread = job.objective.unread(model)
     if job.tensors is not None and (job.qat or job.original):
         with gguf.open(job.original) if job.original else nullcontext() as original:
-            return train_packed(model, job.tensors, job.qat, original)
+            return train_packed(model, job.tensors, job.qat, original, unread)
     if job.tensors is not None:
-        return train_tensors(model, job.tensors, in_halves=job.masters == "half")
+        return train_tensors(model, job.tensors, job.masters == "half", unread)
     if job.trains_scales:
-        return train_scales(model)
+        return train_scales(model, unread)
     if job.init is None:
         decomposed = count_printer(f"{job.lora.init}: matrices decomposed")
         with gguf.open(job.original) if job.original else nullcontext() as original:
