@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.attention.joins import MOST_PARTS, joiners
-from pyggml.backends.cuda.attention.keys import float_loader, fours_of, keys_of
+from pyggml.backends.cuda.attention.keys import fours_of, keys_of, query_reader
 from pyggml.backends.cuda.attention.one_token import Token, of_token
 from pyggml.backends.cuda.attention.scores import (
     MINUS_INF,
@@ -68,6 +68,11 @@ class _Shape(NamedTuple):
     of_cluster: int
     batch: int
 
+    @property
+    def mine(self) -> int:
+        """Numbers of a head that a lane has."""
+        return 4 * fours_of(self.head_size)
+
 
 def takes(node: Tensor, compute: Compute) -> bool:
     """Whether it is the path for this attention."""
@@ -114,32 +119,14 @@ def scratch(node: Tensor, compute: Compute) -> int:
     return F32.block_bytes * n_queries * n_heads * _n_parts(node) * (head_size + 2)
 
 
-def _query_reader(shape: _Shape) -> Any:
-    load, head_size = float_loader(F32.name, shape.vectorized), shape.head_size
-    fours, is_whole = fours_of(head_size), head_size % (4 * LANES) == 0
-
-    @device
-    def read(into, to, x, at, lane):
-        """A lane's numbers of the head that begins at `at`."""
-        for i in range(fours):
-            c = 4 * (lane + i * LANES)
-            four = (ZERO, ZERO, ZERO, ZERO)
-            if is_whole or c < head_size:
-                four = load(x, at, c, head_size)
-            for j in range(4):
-                into[to + 4 * i + j] = four[j]
-
-    return read
-
-
-def _spread(shape: _Shape, batch: int) -> Spread:
+def _spread(shape: _Shape) -> Spread:
     """Of the scores of a batch of keys for all heads of a block, and room for further heads."""
     n_heads = 1 << (shape.n_together - 1).bit_length()
-    return Spread(n_heads * batch, batch)
+    return Spread(n_heads * shape.batch, shape.batch)
 
 
-def _scorer(shape: _Shape, mine: int, batch: int) -> Any:
-    spread = _spread(shape, batch)
+def _scorer(shape: _Shape) -> Any:
+    spread, mine, batch = _spread(shape), shape.mine, shape.batch
     n_own, number, sums = spread.n_own, spread.number, spread.sums
     n_scores, n_all = shape.n_together * batch, spread.n
 
@@ -166,8 +153,8 @@ def _scorer(shape: _Shape, mine: int, batch: int) -> Any:
     return score
 
 
-def _carrier(shape: _Shape, mine: int, batch: int) -> Any:
-    spread = _spread(shape, batch)
+def _carrier(shape: _Shape) -> Any:
+    spread, mine, batch = _spread(shape), shape.mine, shape.batch
     n_own, greatest, of = spread.n_own, spread.greatest, spread.of
 
     @device
@@ -192,8 +179,9 @@ def _carrier(shape: _Shape, mine: int, batch: int) -> Any:
     return carry
 
 
-def _sums_putter(shape: _Shape, mine: int, batch: int) -> Any:
-    spread, is_whole = _spread(shape, batch), shape.head_size % (4 * LANES) == 0
+def _sums_putter(shape: _Shape) -> Any:
+    spread, mine, batch = _spread(shape), shape.mine, shape.batch
+    is_whole = shape.head_size % (4 * LANES) == 0
     n_own, number, total = spread.n_own, spread.number, spread.total
 
     @device
@@ -215,15 +203,15 @@ def _sums_putter(shape: _Shape, mine: int, batch: int) -> Any:
 @cache
 def _attend(shape: _Shape) -> Any:
     head_size, n_together, batch = shape.head_size, shape.n_together, shape.batch
-    mine, sharing, makes_heads = 4 * fours_of(head_size), shape.blocks, shape.makes_heads
+    mine, sharing, makes_heads = shape.mine, shape.blocks, shape.makes_heads
     (n_raw, raw_type), fetch, unpack = keys_of(shape.key_type, head_size, batch, shape.vectorized)
-    read_query, of_raw = _query_reader(shape), batch * fours_of(head_size) * n_raw
+    read_query, of_raw = query_reader(head_size, shape.vectorized), batch * mine // 4 * n_raw
     read_token, make_heads, keep_token, replace = of_token(shape.key_type, n_together, batch)
-    put_sums, of_cluster = _sums_putter(shape, mine, batch), shape.of_cluster
+    put_sums, of_cluster = _sums_putter(shape), shape.of_cluster
     place, begin, finish = joiners(n_together, head_size, _WARPS, of_cluster)
-    score, carry = _scorer(shape, mine, batch), _carrier(shape, mine, batch)
+    score, carry = _scorer(shape), _carrier(shape)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
-    spread, of_heads = _spread(shape, batch), n_together * mine
+    spread, of_heads = _spread(shape), n_together * mine
     of_keys, of_scores, of_own, of_tops = batch * mine, spread.n, 2 * mine, spread.n_own
 
     @partial(kernel, shared_bytes=least_shared())

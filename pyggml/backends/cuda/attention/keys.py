@@ -66,11 +66,13 @@ def _of_floats(raw, at):
     return raw[at], raw[at + 1], raw[at + 2], raw[at + 3]
 
 
-def keys_of(name: str, head_size: int, batch: int, vectorized: bool) -> tuple[Any, Any, Any]:
-    """((words of four numbers, their type), fetch, unpack) for keys of a type by the batch.
+@cache
+def _words_of(name: str, head_size: int, vectorized: bool) -> tuple[int, Any, Any, Any]:
+    """(words of four numbers, their type, read, numbers) of heads of a type.
 
-    fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)  a batch, if there is one
-    unpack(keys, values, raw_k, raw_v)                           its numbers, as float32
+    read(into, to, x, at, lane)   the words of a lane's numbers, of the head that begins at `at`;
+                                  zeros past its end
+    numbers(raw, at)              four numbers
     """
     fours, is_whole = fours_of(head_size), head_size % (4 * LANES) == 0
     is_raw = vectorized and name == F16.name and HAS_PTX
@@ -80,12 +82,28 @@ def keys_of(name: str, head_size: int, batch: int, vectorized: bool) -> tuple[An
 
     @device
     def read(into, to, x, at, lane):
-        """The words of a lane's numbers, of the head that begins at `at`; zeros past its end."""
         for i in range(fours):
             c = 4 * (lane + i * LANES)
             words = load(x, at, c, head_size) if is_whole or c < head_size else nothing
             for j in range(n_words):
                 into[to + n_words * i + j] = words[j]
+
+    return n_words, kind, read, numbers
+
+
+def query_reader(head_size: int, vectorized: bool) -> Any:
+    """read(into, to, x, at, lane): a lane's numbers of the head that begins at `at`, float32."""
+    return _words_of(F32.name, head_size, vectorized)[2]
+
+
+def keys_of(name: str, head_size: int, batch: int, vectorized: bool) -> tuple[Any, Any, Any]:
+    """((words of four numbers, their type), fetch, unpack) for keys of a type by the batch.
+
+    fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)  a batch, if there is one
+    unpack(keys, values, raw_k, raw_v)                           its numbers, as float32
+    """
+    n_words, kind, read, numbers = _words_of(name, head_size, vectorized)
+    fours = fours_of(head_size)
 
     @device
     def fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane):
