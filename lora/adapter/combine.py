@@ -168,9 +168,10 @@ class Spectrum:
 
 
 def rank_of(spectrum: Spectrum, how: Combination) -> int:
-    """The rank that is asked for; the lowest whose error is small enough."""
+    """The rank that is asked for, as far as there are values; the lowest whose error is small
+    enough."""
     if how.error is None or spectrum.values is None:
-        return spectrum.default if how.rank is None else how.rank
+        return spectrum.default if how.rank is None else min(how.rank, spectrum.left.shape[1])
     lost = spectrum.energy - np.cumsum(np.square(spectrum.values))
     enough = lost <= (how.error**2 + 1e-12) * spectrum.energy  # rounding of the squares' sum
     return int(np.argmax(enough)) + 1 if enough.any() else len(spectrum.values)
