@@ -21,7 +21,7 @@ from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs, Magnitude
 from pyggml.models.stack import FilePairs
 from pyggml.models.weights import factor_of
-from pyggml.quants import dequantize
+from pyggml.requantize import numbers_in
 from pyggml.runtime import Devices
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ def _start(
     a, b = parameters.tensors[name + A], parameters.tensors[name + B]
     if original is not None:
         with np.errstate(invalid="ignore"):  # inf − inf is NaN, which no adapter starts from
-            lost = _numbers(original, name) - unpack(model.parts.weights[name])
+            lost = numbers_in(original, name) - unpack(model.parts.weights[name])
         start = pissa(lost, target.rank, target.scale, config.seed, name)
         for t, values in zip((a, b), start, strict=True):
             write(t, values)
@@ -150,12 +150,6 @@ def _start(
         return
     drawn = b if target.spec.table else a
     write(drawn, kaiming(config.seed, drawn.name, drawn.shape, target.spec.table))
-
-
-def _numbers(file: GGUFFile, name: str) -> np.ndarray:
-    """A matrix of a file, float32 in its shape."""
-    info = file.tensors[name]
-    return dequantize(file.data(name), info.dtype.name).reshape(info.shape)
 
 
 def _check_original(

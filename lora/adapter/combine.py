@@ -61,18 +61,14 @@ def combine(
     updates, left_out = dict[str, Update](), dict[str, float]()
     for number, name in enumerate(names):
         rng = np.random.default_rng([how.seed, number])  # a tensor's own draws
-        updates[name], left_out[name] = _of_tensor(model, name, how, rng)
-        if not np.isfinite(left_out[name]) or not _is_finite(updates[name]):
+        updates[name], left_out[name] = update, lost = _of_tensor(model, name, how, rng)
+        if not all(np.isfinite(x).all() for x in (lost, update.a, update.b)):
             raise NotFiniteError(f"{name}: its update is made of what is no finite number")
         progress(number + 1, len(names))
     more = {key: value for key, value in (metadata or {}).items() if value is not None}
     about = base_keys(model) | base_metadata(model.file) | learned_metadata(model.adapters) | more
     write_adapter(path, model, updates, about)
     return left_out
-
-
-def _is_finite(update: Update) -> bool:
-    return all(np.isfinite(half).all() for half in (update.a, update.b))
 
 
 def _of_tensor(

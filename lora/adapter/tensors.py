@@ -34,10 +34,17 @@ from pyggml.model import Model
 from pyggml.models.weights import FRESH
 from pyggml.ops import cpy, rescale, scale
 from pyggml.ops.product.scale_slopes import scales_of
-from pyggml.quants import dequantize, quantize
+from pyggml.quants import quantize
 from pyggml.quants.scales import rescale as rescale_blocks
 from pyggml.quants.scales import scale_places, types_with_scales
-from pyggml.requantize import Numbers, PackingLosses, needs_importance, rewrite, types_of
+from pyggml.requantize import (
+    Numbers,
+    PackingLosses,
+    needs_importance,
+    numbers_in,
+    rewrite,
+    types_of,
+)
 
 SCALES = ".scales"
 _RATE = 0.05  # of a weight of 0 bits: each bit halves the error of packing, and with it the step
@@ -244,7 +251,7 @@ def _start(w: Tensor, name: str, file: GGUFFile | None) -> np.ndarray:
     if info is None or info.shape != w.shape:
         state = "missing" if info is None else f"of shape {info.shape}"
         raise AdapterError([("original", f"{name} is {state}, wanted {w.shape}")])
-    return dequantize(file.data(name), info.dtype.name).reshape(w.shape)
+    return numbers_in(file, name)
 
 
 def _as_type(w: Tensor, to: DType) -> Tensor:
@@ -323,7 +330,9 @@ def train_scales(model: Model, unread: Collection[str] = ()) -> TrainedTensors:
         u, step = parameters.tensors[name + SCALES], 2.0 ** (bits - _bits([w]))
         nodes[name] = rescale(w, u if step == 1 else scale(u, step)).named(name)
         blocks[name] = partial(_blocks, w, u, np.float32(step))
-    words = [f"the scales of {_count(len(chosen), 'matrix', 'matrices')}", *_kept(packed, chosen)]
+    words = [f"the scales of {_count(len(chosen), 'matrix', 'matrices')}"]
+    if kept := [name.removesuffix(".weight") for name in packed if name not in chosen]:
+        words.append(f"{first_names(kept, 3)} keep{'s' * (len(kept) == 1)} theirs")
     rate = _RATE * 2.0**-bits
     return TrainedTensors(_with(model, nodes), parameters, words, blocks=blocks, rate=rate)
 
@@ -353,12 +362,6 @@ def _why_none(weights: Mapping[str, Tensor], packed: Mapping[str, Tensor]) -> st
     return (
         f"{reason}; quantise the model first (pyggml quantize), or train an adapter or its floats"
     )
-
-
-def _kept(packed: Mapping[str, Tensor], chosen: Mapping[str, Tensor]) -> list[str]:
-    """What keeps its scales, in words."""
-    names = [name.removesuffix(".weight") for name in packed if name not in chosen]
-    return [f"{first_names(names, 3)} keep{'s' * (len(names) == 1)} theirs"] if names else []
 
 
 def _count(n: int, one: str, more: str = "") -> str:

@@ -20,9 +20,8 @@ from pyggml.errors import ConfigError
 from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Corpus, Dataset, WindowBatch
-from pyggml.lora.objectives.objective import Feed, Leaves, LossNet, Objective, Windows
+from pyggml.lora.data import Dataset, WindowBatch
+from pyggml.lora.objectives.objective import Feed, Leaves, LossNet, Objective, Task, Windows
 from pyggml.lora.objectives.tally import Rewards, Tally
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
@@ -165,19 +164,16 @@ class AnswerObjective(Objective):
         """The weight of each answer in the loss, by its sign."""
         return np.ones_like(sign)
 
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> Feed:
+    def feed(self, task: Task) -> Feed:
         from pyggml.lora.data.windows.answers import Preferences  # other runs start without it
 
-        parts = corpus.parts
-        if not all(isinstance(part, Preferences) for part in parts):
+        if not all(isinstance(part, Preferences) for part in task.corpus.parts):
             fault = f"is {self.name}, but the corpus has no preferences"
             raise ConfigError([("objective", fault)])
-        if self.has_reference and reference is None:
+        if self.has_reference and task.reference is None:
             fault = f"is {self.name}, which compares answers with a fixed model: give reference=…"
             raise ConfigError([("objective", fault)])
-        return AnswerFeed(self, model, parts, config, reference)
+        return AnswerFeed(self, task)
 
     def report(self, batch: AnswerBatch, outputs: Mapping[str, np.ndarray]) -> Rewards:
         """The rewards of the answers, each counted from the reference."""
@@ -241,7 +237,7 @@ def answer_batches(
         part = slice(i * size, (i + 1) * size)
         arrays = _arrays(objective, answers.part(part), n_tokens)
         arrays |= {"reference": with_kl[part], "share": share[part]}
-        filled = {name: _pad_batch(values, size).reshape(-1) for name, values in arrays.items()}
+        filled = {name: padded(values, size) for name, values in arrays.items()}
         members = block_diagonal(answers.part(part).members(objective.per_token), size)
         yield batch.to_batch_of(AnswerBatch, **filled, members=members, kl=kl)
 
@@ -257,11 +253,11 @@ def _arrays(
     return {"read": read, "nll": nll, "sign": answers.sign}
 
 
-def _pad_batch(values: np.ndarray, size: int) -> np.ndarray:
-    """Zeros for the windows that only fill up a batch, float32."""
-    whole = np.zeros((size, *values.shape[1:]), np.float32)
-    whole[: len(values)] = values
-    return whole
+def padded(values: np.ndarray, size: int) -> np.ndarray:
+    """One row of all windows, float32; zeros for those that only fill up a batch."""
+    whole = np.zeros((size, values[0].size), np.float32)
+    whole[: len(values)] = values.reshape(len(values), -1)
+    return whole.reshape(-1)
 
 
 def block_diagonal(members: np.ndarray, size: int) -> np.ndarray:
@@ -304,19 +300,12 @@ class AnswerScorer:
 class AnswerFeed:
     """The batches of one run, and the reference's scores so far."""
 
-    def __init__(
-        self,
-        objective: AnswerObjective,
-        model: Model,
-        parts: Sequence[Any],
-        config: TrainConfig,
-        reference: Model | None,
-    ) -> None:
-        self._objective, self._size = objective, config.batch
-        self._room = max(part.room for part in parts)
-        scored = [reference] if objective.has_reference else []
-        scored += [model] if objective.has_kl else []
-        ctx, mean = parts[0].ctx, objective.per_token
+    def __init__(self, objective: AnswerObjective, task: Task) -> None:
+        self._objective, self._size = objective, task.config.batch
+        self._room = max(cast("Preferences", part).room for part in task.corpus.parts)
+        scored = [task.reference] if objective.has_reference else []
+        scored += [task.model] if objective.has_kl else []
+        ctx, mean = task.corpus.train.ctx, objective.per_token
         self._scorers = [AnswerScorer(m, ctx, self._room, mean) for m in scored if m is not None]
         self.graphs = [scorer.graph for scorer in self._scorers]
         self._known: dict[tuple[int, int], np.ndarray] = {}  # dataset, window -> (room,)

@@ -16,10 +16,9 @@ from pyggml.errors import ConfigError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
 from pyggml.look.confusion import Confusion
-from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.data.labels import Labels
-from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, Outputs, Windows
+from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, Outputs, Task, Windows
 from pyggml.lora.objectives.tally import ClassCounts, Tally
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
@@ -86,11 +85,9 @@ class Classify(Objective):
         counts = Confusion.of(batch.classes[at], guesses, n).counts
         return ClassCounts.of(counts.reshape(-1).tolist())
 
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> ClassFeed:
-        labels = _labels(corpus)
-        return ClassFeed(labels, self._weights(labels, corpus), config.batch)
+    def feed(self, task: Task) -> ClassFeed:
+        labels = _labels(task.corpus)
+        return ClassFeed(labels, self._weights(labels, task.corpus), task.config.batch)
 
     def _weights(self, labels: Labels, corpus: Corpus) -> np.ndarray:
         """(n,) float32, the weight of each class."""

@@ -19,11 +19,10 @@ from pyggml.graph import Graph
 from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
-from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset, WindowBatch
 from pyggml.lora.data.groups import ANCHOR
 from pyggml.lora.data.windows.batches import READS
-from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, Outputs, Windows
+from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, Outputs, Task, Windows
 from pyggml.lora.objectives.tally import PairsRight, Tally
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
@@ -124,13 +123,11 @@ class Embed(Objective):
     def report(self, batch: TextVectorBatch, outputs: Mapping[str, np.ndarray]) -> PairsRight:
         return PairsRight(int(outputs["n_right"]), int(np.count_nonzero(batch.share)))
 
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> TextVectorFeed:
-        if corpus.about.get(READS) != self.rows:
+    def feed(self, task: Task) -> TextVectorFeed:
+        if task.corpus.about.get(READS) != self.rows:
             raise ConfigError([("objective", "is embed, but the corpus has no groups of texts")])
-        room = max(map(_n_texts, corpus.parts))
-        return TextVectorFeed(self.pooling_of(model.config), room, config.batch)
+        room = max(map(_n_texts, task.corpus.parts))
+        return TextVectorFeed(self.pooling_of(task.model.config), room, task.config.batch)
 
 
 def _n_texts(data: Dataset) -> int:

@@ -16,11 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pyggml.errors import ConfigError
-from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Corpus
 from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.records.names import ANSWER
 from pyggml.lora.data.records.rows import PromptRow
+from pyggml.lora.objectives.objective import Task
 from pyggml.lora.objectives.sampled import Group, SampledObjective, check_prompts
 from pyggml.lora.objectives.tally import WrittenAnswers
 from pyggml.lora.objectives.taught import TaughtFeed, TaughtObjective
@@ -87,13 +86,11 @@ class GKD(TaughtObjective, SampledObjective):
     def cost(self, tally: WrittenAnswers) -> None:
         """Nobody judges them."""
 
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> TaughtFeed:
-        check_prompts(corpus, self)
+    def feed(self, task: Task) -> TaughtFeed:
+        check_prompts(task.corpus, self)
         if self.own_answers < 1:
-            self._check_answers(corpus.train)
-        return super().feed(model, corpus, config, reference)
+            self._check_answers(task.corpus.train)
+        return super().feed(task)
 
     def _check_answers(self, data: Any) -> None:
         """ConfigError for a row without an answer."""

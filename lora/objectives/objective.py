@@ -130,6 +130,16 @@ class Leaves:
             write(getattr(self, name), getattr(batch, name))
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one run learns: a model, rows and settings. reference: the fixed model, if it has one"""
+
+    model: Model
+    corpus: Corpus
+    config: TrainConfig
+    reference: Model | None = None
+
+
 class Feed(Protocol):
     """What one run feeds to the graphs of an objective.
 
@@ -242,12 +252,10 @@ class Objective(Settings, ABC):
         """The numbers of a batch. outputs: those of `loss`, read."""
 
     @abstractmethod
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> Feed:
+    def feed(self, task: Task) -> Feed:
         """What feeds the graphs of one run. Raises ConfigError if the corpus has other rows."""
 
-    def practice(self, model: Model, corpus: Corpus, config: TrainConfig) -> Practice | None:
+    def practice(self, task: Task) -> Practice | None:
         """What makes the windows of the steps of one run; None: they are the corpus's."""
         return None
 
@@ -297,7 +305,5 @@ class TextObjective(Objective):
     def report(self, batch: WindowBatch, outputs: Mapping[str, np.ndarray]) -> Tally:
         return TokensRight(int(outputs["n_right"]), int(np.count_nonzero(batch.weights)))
 
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> Feed:
-        return TextFeed(config.batch)
+    def feed(self, task: Task) -> Feed:
+        return TextFeed(task.config.batch)

@@ -21,12 +21,11 @@ import numpy as np
 from pyggml.errors import ConfigError
 from pyggml.graph.arrays import write
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Corpus, Dataset, WindowBatch
+from pyggml.lora.data import Dataset, WindowBatch
 from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.records.rows import PromptRow
-from pyggml.lora.objectives.answers import WindowAnswers, block_diagonal
-from pyggml.lora.objectives.objective import Feed, Leaves, LossNet, Outputs, Practice, Windows
+from pyggml.lora.objectives.answers import WindowAnswers, block_diagonal, padded
+from pyggml.lora.objectives.objective import Feed, Leaves, LossNet, Outputs, Practice, Task, Windows
 from pyggml.lora.objectives.sampled import Group, SampledObjective, check_prompts
 from pyggml.lora.objectives.tally import JudgedAnswers
 from pyggml.lora.ranks import Ranks
@@ -305,38 +304,34 @@ class RewardObjective(SampledObjective):
 
     # -- what a run needs -----------------------------------------------------------------------
 
-    def practice(self, model: Model, corpus: Corpus, config: TrainConfig) -> Practice:
+    def practice(self, task: Task) -> Practice:
         _ = self.functions  # a file that cannot be run is told now
         if self.answers == 1:
             fault = "is 1: an answer is compared with others of its group, wanted at least 2"
             raise ConfigError([("answers", fault)])
-        return super().practice(model, corpus, config)
+        return super().practice(task)
 
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> Feed:
-        check_prompts(corpus, self)
-        if config.neftune_alpha:
-            fault = f"is {config.neftune_alpha:g}, but {self.name} compares probabilities with "
+    def feed(self, task: Task) -> Feed:
+        check_prompts(task.corpus, self)
+        if noise := task.config.neftune_alpha:
+            fault = f"is {noise:g}, but {self.name} compares probabilities with "
             fault += "those that were sampled by, which noise moves: leave it out"
             raise ConfigError([("neftune_alpha", fault)])
-        if not self.kl_weight:
-            return SampleFeed(self, config.batch, corpus.train.ctx, None)
-        if reference is None:
+        if self.kl_weight and task.reference is None:
             fault = f"is {self.kl_weight:g}: a KL wants the model as it was: give reference=…"
             raise ConfigError([("kl_weight", fault)])
-        return SampleFeed(self, config.batch, corpus.train.ctx, reference)
+        return SampleFeed(self, task)
 
 
 class SampleFeed:
     """The batches of one run, and what a fixed model says of their tokens, if one is asked."""
 
-    def __init__(
-        self, objective: RewardObjective, size: int, ctx: int, reference: Model | None
-    ) -> None:
-        self._size, self._per_answer = size, objective.per_answer
-        t = objective.temperature
-        self._scorer = None if reference is None else TokenScorer(reference, ctx, t)
+    def __init__(self, objective: RewardObjective, task: Task) -> None:
+        self._size, self._per_answer = task.config.batch, objective.per_answer
+        self._scorer: TokenScorer | None = None
+        if objective.kl_weight and task.reference is not None:
+            ctx = task.corpus.train.ctx
+            self._scorer = TokenScorer(task.reference, ctx, objective.temperature)
         self.graphs = [] if self._scorer is None else [self._scorer.graph]
 
     def leaves(self, n_tokens: int) -> SampleLeaves:
@@ -359,21 +354,16 @@ class SampleFeed:
         of = np.maximum(answers.of, 0)
         shares = np.take_along_axis(data.shares_of_tokens, of, axis=1) * learned
         terms = np.take_along_axis(data.advantages, of, axis=1) * shares
-        arrays = {"read": learned, "sampled": data.log_probs, "reference": reference * learned}
-        flat = {name: self._pad(a) for name, a in (arrays | {"shares": shares}).items()}
+        arrays = {"read": learned, "sampled": data.log_probs, "shares": shares}
+        arrays |= {"reference": reference * learned}
         members = np.zeros((1, 1), np.float32)
         if self._per_answer:
             means = answers.members(mean=True)
             members = block_diagonal(means, self._size)
             terms = (means > 0) @ terms[:, :, None]
-        better, worse = (self._pad(part) for part in (np.maximum(terms, 0), np.minimum(terms, 0)))
-        return batch.to_batch_of(SampleBatch, **flat, members=members, better=better, worse=worse)
-
-    def _pad(self, values: np.ndarray) -> np.ndarray:
-        """One row of all windows, float32; zeros for those that only fill up the batch."""
-        whole = np.zeros((self._size, values[0].size), np.float32)
-        whole[: len(values)] = values.reshape(len(values), -1)
-        return whole.reshape(-1)
+        arrays |= {"better": np.maximum(terms, 0), "worse": np.minimum(terms, 0)}
+        flat = {name: padded(values, self._size) for name, values in arrays.items()}
+        return batch.to_batch_of(SampleBatch, **flat, members=members)
 
 
 class TokenScorer:

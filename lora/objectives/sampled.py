@@ -22,10 +22,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from pyggml.errors import CheckpointError, ConfigError
-from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.prompts import Prompts
-from pyggml.lora.objectives.objective import Lesson, Objective, Practice, Windows
+from pyggml.lora.objectives.objective import Lesson, Objective, Practice, Task, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import Ranks
 from pyggml.lora.rollouts.sampling import GroupSampler, SampledAnswer, seeds_of
@@ -140,8 +139,8 @@ class SampledObjective(Objective):
         first, prompt = groups[0].answers[0], data.prompt(groups[0].window)
         return {"prompt": model.tokenizer.decode(prompt), "answer": first.text(model)}
 
-    def practice(self, model: Model, corpus: Corpus, config: TrainConfig) -> Practice:
-        return SampledPractice(self, model, corpus, config)
+    def practice(self, task: Task) -> Practice:
+        return SampledPractice(self, task)
 
 
 def check_prompts(corpus: Corpus, objective: SampledObjective) -> None:
@@ -160,14 +159,12 @@ def check_prompts(corpus: Corpus, objective: SampledObjective) -> None:
 class SampledPractice:
     """The lessons of one run; see `Practice`."""
 
-    def __init__(
-        self, objective: SampledObjective, model: Model, corpus: Corpus, config: TrainConfig
-    ) -> None:
-        check_prompts(corpus, objective)
-        self._objective, self._model, self._ctx = objective, model, corpus.train.ctx
-        self._seed, self.state = config.seed, np.empty(0)
+    def __init__(self, objective: SampledObjective, task: Task) -> None:
+        check_prompts(task.corpus, objective)
+        self._objective, self._model, self._ctx = objective, task.model, task.corpus.train.ctx
+        self._seed, self.state = task.config.seed, np.empty(0)
         self._sampler = GroupSampler(
-            model, objective.answers, self._ctx, objective.answer_tokens, objective.sampled_at
+            task.model, objective.answers, self._ctx, objective.answer_tokens, objective.sampled_at
         )
 
     @cached_property

@@ -23,13 +23,11 @@ from pyggml.errors import ConfigError
 from pyggml.gguf.identity import identity
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Corpus, Dataset, WindowBatch
-from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, Outputs, Windows
+from pyggml.lora.data import Dataset, WindowBatch
+from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, Outputs, Task, Windows
 from pyggml.lora.ranks import Ranks
 from pyggml.lora.teacher import Distributions, Teacher, TeacherFile, TeacherModel
 from pyggml.lora.teacher.file import TYPE
-from pyggml.model import Model
 from pyggml.ops import add, scale
 from pyggml.runtime import Program
 from pyggml.settings import of_optimiser
@@ -130,16 +128,14 @@ class TaughtObjective(Objective):
             loss = add(loss, net.token_loss(batch.targets, batch.of_answers, h))
         return {"loss": loss, "n_right": soft.saved[0]}
 
-    def feed(
-        self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None
-    ) -> "TaughtFeed":
+    def feed(self, task: Task) -> "TaughtFeed":
         if not self.teacher:
             file = ", or what `pyggml teach` wrote" if self.takes_files else ""
             raise ConfigError([("teacher", f"is not given, wanted a GGUF model{file}")])
-        return TaughtFeed(self, config.batch, self._teacher(self.teacher, model, corpus))
+        return TaughtFeed(self, task.config.batch, self._teacher(self.teacher, task))
 
-    def _teacher(self, path: str, model: Model, corpus: Corpus) -> Teacher:
-        file = gguf.open(path)
+    def _teacher(self, path: str, task: Task) -> Teacher:
+        file, model, corpus = gguf.open(path), task.model, task.corpus
         if file.word("general.type") == TYPE:
             if not self.takes_files:
                 fault = f"is {path}, which holds answers of others, wanted a model: {self.name} "

@@ -162,15 +162,7 @@ def _whole(model: Model, tensor: str, updates: _Updates, faults: list[str]) -> U
         faults.append(f"the experts of {tensor} have several ranks or alphas, wanted one for all")
         return first
     n = model.parts.decoder.tensors()[tensor].shape[0]
-    return Update(
-        _stack(n, {i: u.a for i, u in updates.items()}),
-        _stack(n, {i: u.b for i, u in updates.items()}),
-        first.alpha,
-    )
-
-
-def _stack(n: int, matrices: Mapping[int | None, np.ndarray]) -> np.ndarray:
-    stack = np.zeros((n, *next(iter(matrices.values())).shape), np.float32)
-    for i, matrix in matrices.items():
-        stack[i] = matrix
-    return stack
+    a, b = (np.zeros((n, *x.shape), np.float32) for x in (first.a, first.b))
+    for i, update in updates.items():
+        a[i], b[i] = update.a, update.b
+    return Update(a, b, first.alpha)

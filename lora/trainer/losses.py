@@ -8,16 +8,14 @@ from itertools import islice
 import numpy as np
 
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Corpus, Dataset, WindowBatch
-from pyggml.lora.objectives.objective import Lesson, LossNet, Objective, Windows
+from pyggml.lora.data import Dataset, WindowBatch
+from pyggml.lora.objectives.objective import Lesson, LossNet, Objective, Task, Windows
 from pyggml.lora.objectives.tally import Tally
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.experts import BALANCE, LOAD, ExpertReport
 from pyggml.lora.trainer.overlap import Before, run_overlapping
 from pyggml.lora.trainer.passes import Passes
 from pyggml.lora.trainer.validation import ValidationSample
-from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.runtime import Arenas, bind, schedule
 
@@ -41,23 +39,14 @@ class Outcome:
 class Losses:
     """An objective with the planned graphs of one run, without memory so far."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        model: Model,
-        parameters: Parameters,
-        corpus: Corpus,
-        config: TrainConfig,
-        reference: Model | None = None,
-    ) -> None:
+    def __init__(self, objective: Objective, parameters: Parameters, task: Task) -> None:
         """Raises ConfigError if the corpus has no rows for the objective."""
-        self.objective, self._size = objective, config.batch
+        self.objective, self._size, corpus = objective, task.config.batch, task.corpus
         self._n_figures = objective.n_figures(corpus)
-        self.feed = objective.feed(model, corpus, config, reference)
-        self.practice = objective.practice(model, corpus, config)
+        self.feed, self.practice = objective.feed(task), objective.practice(task)
         beside = 0 if self.practice is None else self.practice.n_bytes
         self.passes = Passes.of(
-            model, parameters, config, corpus.train.ctx, corpus.lengths,
+            task.model, parameters, task.config, corpus.train.ctx, corpus.lengths,
             objective=objective, leaves=self.feed.leaves, further=self.feed.graphs,
             beside=beside,
         )  # fmt: skip
@@ -144,25 +133,19 @@ def _with_outputs(end: Callable[[], float], passes: Passes) -> _Read:
     return end(), passes.outputs
 
 
-def validation_loss(
-    model: Model,
-    sample: ValidationSample,
-    objective: Objective,
-    corpus: Corpus,
-    config: TrainConfig,
-    reference: Model | None = None,
-) -> float:
-    """The loss of a run's validation, by another model: the one that the run wrote."""
-    ctx, practice = corpus.train.ctx, objective.practice(model, corpus, config)
+def validation_loss(sample: ValidationSample, objective: Objective, task: Task) -> float:
+    """The loss of a run's validation, by the model of a task: the one that the run wrote."""
+    model, ctx = task.model, task.corpus.train.ctx
+    practice, size = objective.practice(task), task.config.batch
     data, windows = replace(sample.dataset, lengths=None), sample.windows  # whole: one graph
     if practice is not None:
         measured = practice.measure(sample.dataset, windows, ALONE, None)
         if not isinstance(measured, Lesson):
             return measured[0]
         data, windows = measured.dataset, measured.windows
-    inputs = Inputs.empty(config.batch * ctx, ctx, causal=model.config.causal)
-    feed = objective.feed(model, corpus, config, reference)
-    leaves = feed.leaves(config.batch * ctx)
+    inputs = Inputs.empty(size * ctx, ctx, causal=model.config.causal)
+    feed = objective.feed(task)
+    leaves = feed.leaves(size * ctx)
     net = LossNet.of(model, inputs, (), gradient=False)
     loss = objective.loss(net, leaves)["loss"]
     schedules = [schedule(g, model.devices) for g in (net.net.graph(loss=loss), *feed.graphs)]

@@ -11,6 +11,7 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus
 from pyggml.lora.data.tokens.chats import chat_metadata
 from pyggml.lora.objectives import USUAL, Objective
+from pyggml.lora.objectives.objective import Task
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.trainer.checkpoint import Progress
 from pyggml.lora.trainer.checks import check_settings
@@ -62,10 +63,8 @@ class RunPlan:
     def losses(self) -> Losses:
         """The objective, with the graphs of this run."""
         if self._losses is None:
-            self._losses = Losses(
-                self.objective, self.model, self.parameters, self.corpus, self.config,
-                reference=self.reference,
-            )  # fmt: skip
+            task = Task(self.model, self.corpus, self.config, self.reference)
+            self._losses = Losses(self.objective, self.parameters, task)
             limit_slots(self._losses.passes, self.parameters, self._held_bytes)
         return self._losses
 

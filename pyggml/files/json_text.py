@@ -3,7 +3,10 @@ numbers that it has."""
 
 import json
 from math import isfinite
+from pathlib import Path
 from typing import Any
+
+from pyggml.files.reading import read_bytes
 
 SPACE = " \t\r\n"
 
@@ -44,6 +47,15 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the name {twice[:20]!r} stands twice in one object")
     return record
+
+
+def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
+    """The object that a file holds; an empty one if there is none, or the file has more bytes."""
+    try:
+        value = json.loads(read_bytes(path, most_bytes))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def finite(x: float, digits: int | None = None) -> float | None:

@@ -26,7 +26,8 @@ import numpy as np
 from pyggml import ops, threads
 from pyggml.backends import Backend
 from pyggml.errors import PyggmlError
-from pyggml.files import read_bytes, replacing
+from pyggml.files import replacing
+from pyggml.files.json_text import read_object
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, DType, dtype
 from pyggml.graph.tensor import Tensor, leaf
@@ -125,12 +126,8 @@ def _first(devices: Devices) -> Backend:
 
 def _read() -> dict[str, float]:
     """What the file has; of one that is none of ours, nothing."""
-    try:
-        table = json.loads(read_bytes(Path(CACHE) / FILE, _MOST_BYTES)) if CACHE else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    pairs = table.items() if isinstance(table, dict) else ()
-    return {k: v for k, v in pairs if isinstance(v, float) and isfinite(v) and v > 0}
+    table = read_object(Path(CACHE) / FILE, _MOST_BYTES) if CACHE else {}
+    return {k: v for k, v in table.items() if isinstance(v, float) and isfinite(v) and v > 0}
 
 
 def _measure_products(devices: Devices, kind: DType) -> float:

@@ -256,7 +256,7 @@ def _unknown_rounding(rounding: str) -> list[Fault]:
     return [("rounding", f"is {rounding!r}, wanted {' or '.join(ROUNDINGS)}")]
 
 
-def _numbers(file: gguf.GGUFFile, name: str) -> np.ndarray:
+def numbers_in(file: gguf.GGUFFile, name: str) -> np.ndarray:
     """A tensor's numbers, float32, in its shape."""
     info = file.tensors[name]
     return dequantize(file.data(name), info.dtype.name).reshape(info.shape)
@@ -292,13 +292,13 @@ class _Plan:
         if name not in self.new_types:
             return self.file.data(name)
         changed = self.changed.get(name)
-        meant = _numbers(self.file, name) if changed is None else changed().reshape(info.shape)
+        meant = numbers_in(self.file, name) if changed is None else changed().reshape(info.shape)
         origin = self._origin(name)
         try:
             raw = self._pack(name, meant, origin)
         except QuantError as error:
             raise QuantError(f"{self.file.path}: tensor {brief(name)}: {error}") from None
-        before = None if origin is None else _numbers(origin, name)
+        before = None if origin is None else numbers_in(origin, name)
         hear(measure(name, to, meant, raw, before))
         return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)
 
@@ -314,4 +314,4 @@ class _Plan:
             return quantize(meant, to.name, importance)
         file = origin
         own = file.data(name) if file.tensors[name].dtype is to else None
-        return quantize_update(meant, _numbers(file, name), to.name, importance, own)
+        return quantize_update(meant, numbers_in(file, name), to.name, importance, own)

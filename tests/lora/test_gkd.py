@@ -17,6 +17,7 @@ from pyggml.lora import (
 )
 from pyggml.lora import corpus as corpus_of_rows
 from pyggml.lora.objectives.gkd import GKD
+from pyggml.lora.objectives.objective import Task
 from pyggml.lora.ranks import ALONE
 from pyggml.lora.teacher import Teaching
 from pyggml.lora.trainer.losses import validation_loss
@@ -128,9 +129,8 @@ def test_a_student_comes_nearer_to_its_teacher(trainer_of, folder):
     first, *_, last = (r for r in reports if isinstance(r, ValidationReport))
     assert last.loss < 0.8 * first.loss
     assert last.tally.n_answers == 3 and "answer" in steps(reports)[0].sampled
-    again = validation_loss(
-        trainer.model, trainer.validation, trainer.objective, trainer.corpus, trainer.config
-    )
+    task = Task(trainer.model, trainer.corpus, trainer.config)
+    again = validation_loss(trainer.validation, trainer.objective, task)
     assert again == pytest.approx(last.loss, rel=1e-4)
 
 

@@ -21,6 +21,7 @@ from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
 from pyggml.lora.data.labels import Labels
 from pyggml.lora.data.unused import OF_TEXTS
 from pyggml.lora.objectives import ClassCounts
+from pyggml.lora.objectives.objective import Task
 from pyggml.lora.trainer.folder import existing, newest
 from pyggml.lora.trainer.losses import validation_loss
 from pyggml.model import Model
@@ -148,9 +149,8 @@ def say_loss_of_file(trainer: Trainer, written: Model) -> None:
     if sample is None or not history.validations:
         return
     trained = next(v for v in history.validations if v.step == trainer.output_step)
-    file = validation_loss(
-        written, sample, trainer.objective, trainer.corpus, trainer.config, trainer.reference
-    )
+    task = Task(written, trainer.corpus, trainer.config, trainer.reference)
+    file = validation_loss(sample, trainer.objective, task)
     row("file", f"validation loss {file:.4f}, {trained.loss:.4f} before it was packed")
 
 

@@ -56,6 +56,7 @@ from pyggml.lora.adapter.names import meanings
 from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.data.unused import OF_TEXTS, unused_by_rows
+from pyggml.lora.objectives.objective import Task
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.ranks.device import device_of_rank
 from pyggml.lora.trainer import checkpoint, lock
@@ -195,9 +196,8 @@ def _within_memory(
         return prompt_ids(model, asked and unescape(asked), corpus(ctx), job.reading)
 
     def planner(config: TrainConfig, ctx: int) -> Passes:
-        return Losses(
-            job.objective, model, trained.parameters, corpus(ctx), config, reference=base
-        ).passes
+        task = Task(model, corpus(ctx), config, base)
+        return Losses(job.objective, trained.parameters, task).passes
 
     job = memory.within(job, trained, len(prompt(job.reading.ctx)), planner)
     memory.place(job, trained, len(prompt(job.reading.ctx)), planner, ranks)

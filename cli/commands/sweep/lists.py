@@ -17,7 +17,8 @@ from pyggml.cli.terminal.exit import option
 from pyggml.cli.terminal.kinds import FileKind
 from pyggml.cli.terminal.options import ListType, ValueList
 from pyggml.errors import ConfigError
-from pyggml.files import read_bytes, replacing
+from pyggml.files import replacing
+from pyggml.files.json_text import read_object
 
 MOST_RUNS = 1000
 BESIDE = "sweep.json"
@@ -123,11 +124,8 @@ def _common_settings(run: SweepRun) -> dict[str, str]:
 def _read_settings(path: Path) -> dict[str, str] | None:
     """What a sweep noted of its runs: words by setting, an objective among them. None for any other
     file."""
-    try:
-        value = json.loads(read_bytes(path, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    is_plain = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    value = read_object(path, _MOST_BYTES)
+    is_plain = all(isinstance(v, str) for v in value.values())
     return value if is_plain and {"model", "objective"} <= value.keys() else None
 
 

@@ -18,7 +18,8 @@ from pyggml.cli.terminal.show import span
 from pyggml.cli.web import pages
 from pyggml.cli.web.report import FIRST_WORDS
 from pyggml.cli.web.report.series import MOST_LAID, Records, final_and_best, overlay
-from pyggml.files import read_bytes, replacing
+from pyggml.files import replacing
+from pyggml.files.json_text import read_object
 from pyggml.lora.record import metrics_beside, read_records
 from pyggml.lora.trainer.lock import is_held
 
@@ -52,11 +53,8 @@ def note(run: SweepRun, state: str, why: str = "") -> None:
 
 def state_of(run: SweepRun) -> tuple[str, str]:
     """The state of a run, and why it failed."""
-    try:
-        about = json.loads(read_bytes(_file(run), _MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        about = None
-    if isinstance(about, dict) and about.get("state") in OVER:
+    about = read_object(_file(run), _MOST_BYTES)
+    if about.get("state") in OVER:
         return about["state"], str(about.get("why", ""))
     if is_held(place_of(run)):
         return "running", ""

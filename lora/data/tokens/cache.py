@@ -26,7 +26,8 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import DataError, GGUFError, PyggmlError, cause_of
-from pyggml.files import open_regular, replacing
+from pyggml.files import replacing
+from pyggml.files.json_text import read_object
 from pyggml.graph.dtypes import F32, I8, I32, I64, DType
 from pyggml.lora.data.formats.source import open_bytes
 from pyggml.lora.data.reading.files import SHOWN, UNITS, RowFaults
@@ -38,6 +39,7 @@ MOST_FILES = 1 << 16
 VERSION = 6  # of what is made of a file and its rows: change it, and older entries are not found
 _NAME = re.compile(r"[0-9a-f]{32}\.(gguf|json)")
 _SETTLED = 2.0  # seconds after which a file system tells a later change by its time
+_MOST_STAMP = 1 << 16  # bytes
 _DTYPES: dict[str, tuple[DType, ...]] = {
     "ids": (I32,),
     "lengths": (I64,),
@@ -152,7 +154,7 @@ class TokenCache:
         try:
             now, about = time.time(), _about(path)
             stamp = self.folder / f"{_digest(os.fsencode(path.resolve()))}.json"
-            stored = _load(stamp)
+            stored = read_object(stamp, _MOST_STAMP)
             if stored.get("about") == about and isinstance(stored.get("sha256"), str):
                 return str(stored["sha256"])
             with open_bytes(path) as file:
@@ -175,7 +177,7 @@ def is_ours(path: Path) -> bool:
     if not _NAME.fullmatch(path.name) or path.is_symlink():
         return False
     if path.suffix == ".json":
-        stamp = _load(path)
+        stamp = read_object(path, _MOST_STAMP)
         about, sha256 = stamp.get("about"), stamp.get("sha256")
         is_about = isinstance(about, list) and all(type(n) is int for n in about)
         is_digest = isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) is not None
@@ -197,16 +199,6 @@ def _about(path: Path) -> list[int]:
     """What changes with a file's content."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one if there is none."""
-    try:
-        with open_regular(path) as file:
-            value = json.loads(file.read(1 << 16))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:
