@@ -10,48 +10,27 @@ import numpy as np
 
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.jit import device
-from pyggml.backends.cuda.code.ptx import (
-    as_float,
-    bits_of,
-    load_pair,
-    load_words,
-    put_four_bf16,
-    store_words,
-)
 from pyggml.backends.cuda.runtime.driver import address
 from pyggml.backends.cuda.runtime.simulator import on_card
 from pyggml.backends.kit.places import span
 from pyggml.graph.tensor import Tensor
 
-__all__ = [
-    "eights",
-    "lies_in_fours",
-    "load_four",
-    "load_four_bf16",
-    "loader",
-    "put_four_bf16",
-    "start_of",
-    "store_four",
-    "storer",
-    "sum_of_fours",
-    "vectorizable",
-]
-
 
 @device
 def load_four(x, i):
     """Numbers i to i + 3 of x (float32)."""
-    a, b, c, d = load_words(x, 4 * i)
-    return as_float(a), as_float(b), as_float(c), as_float(d)
+    a, b, c, d = ptx.load_words(x, 4 * i)
+    return ptx.as_float(a), ptx.as_float(b), ptx.as_float(c), ptx.as_float(d)
 
 
 @device
 def load_four_bf16(x, i):
     """The same of bfloat16 (uint16), as float32."""
-    low, high = load_pair(x, 2 * i)
+    low, high = ptx.load_pair(x, 2 * i)
     half, top = np.uint32(16), np.uint32(0xFFFF0000)
     return (
-        as_float(low << half), as_float(low & top), as_float(high << half), as_float(high & top)
+        ptx.as_float(low << half), ptx.as_float(low & top),
+        ptx.as_float(high << half), ptx.as_float(high & top),
     )  # fmt: skip
 
 
@@ -72,16 +51,12 @@ def sum_of_fours(x, first, n, times):
 @device
 def store_four(y, i, a, b, c, d):
     """y[i …] = four numbers, float32."""
-    store_words(y, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
+    ptx.store_words(y, 4 * i, ptx.bits_of(a), ptx.bits_of(b), ptx.bits_of(c), ptx.bits_of(d))
 
 
 @device
 def load_eight(x, at):
-    a, b = ptx.load_words(x, 4 * at), ptx.load_words(x, 4 * at + 16)
-    return (
-        ptx.as_float(a[0]), ptx.as_float(a[1]), ptx.as_float(a[2]), ptx.as_float(a[3]),
-        ptx.as_float(b[0]), ptx.as_float(b[1]), ptx.as_float(b[2]), ptx.as_float(b[3]),
-    )  # fmt: skip
+    return load_four(x, at) + load_four(x, at + 4)
 
 
 @device
@@ -108,7 +83,7 @@ def loader(in_bf16: bool) -> Any:
 
 def storer(in_bf16: bool) -> Any:
     """What writes four float32 to such an array."""
-    return put_four_bf16 if in_bf16 else store_four
+    return ptx.put_four_bf16 if in_bf16 else store_four
 
 
 def vectorizable(*arrays: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.code import fours
+from pyggml.backends.cuda.code import fours, ptx
 from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, rows_apart
 from pyggml.backends.cuda.code.formulas import EXACT, NAMES
 from pyggml.backends.cuda.code.jit import kernel
@@ -28,7 +28,7 @@ _NAMES = {**NAMES, "cuda": cuda, "np": np, "THREADS": THREADS, "__name__": __nam
 _NAMES |= {"follow": follow}
 _NAMES |= {f.__name__: f for f in (block_max, block_sum, first_row, rows_apart)}
 _NAMES |= {name: getattr(fours, name) for name in ("load_four", "load_four_bf16", "store_four")}
-_NAMES |= {"put_four_bf16": fours.put_four_bf16}
+_NAMES |= {"put_four_bf16": ptx.put_four_bf16}
 _START = {"sum": "f4(0)", "wide_sum": "np.float64(0)", "largest": "f4(-np.inf)"}
 _ADD = dict.fromkeys(SUMS, "{0} += {1}") | {"largest": "{0} = max({0}, {1})"}
 _JOIN = {"sum": "block_sum({0}, parts)", "largest": "block_max({0}, parts)"}

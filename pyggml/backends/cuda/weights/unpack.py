@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.code.fours import load_four, put_four_bf16, start_of, vectorizable
+from pyggml.backends.cuda.code.fours import load_four, start_of, vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.code.ptx import bf16_bits, put_eight, put_eight_bf16
+from pyggml.backends.cuda.code.ptx import bf16_bits, put_eight, put_eight_bf16, put_four_bf16
 from pyggml.backends.cuda.runtime.driver import address, cuda
 from pyggml.backends.cuda.runtime.launches import THREADS, launch, launches, per_element
 from pyggml.backends.cuda.weights.readers import eights_of, weight_of
