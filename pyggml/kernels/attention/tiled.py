@@ -124,11 +124,12 @@ class ForwardTiles(AttentionTiles):
 
 
 def _forward_task(f, task, thread):
-    """A tile of queries of one head. Tiles with few and with many keys alternate, so that
-    neighbouring tasks take equally long."""
+    """A tile of queries of one head. The last tiles, which see most keys, come first, of all heads:
+    what is left at the end is short, and threads that the number of heads divides among stay with
+    their heads' keys."""
     n_tiles = (f.q.shape[0] + f.n_queries - 1) // f.n_queries
-    head, turn = task // n_tiles, task % n_tiles
-    first = (turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2) * f.n_queries
+    n_heads = f.q.shape[1]
+    head, first = task % n_heads, (n_tiles - 1 - task // n_heads) * f.n_queries
     n = min(f.n_queries, f.q.shape[0] - first)
     n_groups = (n + f.group - 1) // f.group
     n_rows = n_groups * f.group

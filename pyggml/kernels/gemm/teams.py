@@ -62,20 +62,19 @@ def take_group(f, task, thread, i, is_first):
     return own[i]
 
 
-def team_arrays(n_columns: int, n_groups: int) -> dict[str, Array]:
+def team_arrays(n_groups: int) -> dict[str, Array]:
     """Team's arrays in a layout."""
-    return {
-        "taken": Array((n_columns * _LINE,), np.int64),
-        "own": per_thread(n_groups + 1, dtype=np.int64),
-    }
+    return {"own": per_thread(n_groups + 1, dtype=np.int64)}
 
 
 def teams(n_columns: int, n_groups: int, n_threads: int) -> tuple[dict[str, Any], int]:
-    """The other fields of Team, for so many tasks' columns; the number of tasks."""
+    """The other fields of Team, for so many tasks' columns; the number of tasks. `taken` is the
+    product's own: others that read the same A run beside it."""
     n_shared = n_columns % n_threads or min(n_columns, n_threads)
     n_members = min(-(-n_threads // n_shared), n_groups)
     n_rounds = n_members + (n_threads > 1 and n_groups > _WORTH)
     fields = {
+        "taken": np.zeros(n_columns * _LINE, np.int64),
         "n_groups": n_groups,
         "n_alone": n_columns - n_shared,
         "n_shared": n_shared,

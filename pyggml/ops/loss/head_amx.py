@@ -45,10 +45,11 @@ from pyggml.kernels.attention.softmax import MASKED, ZERO
 from pyggml.kernels.gemm.amx.rows import (
     LANES,
     LINE,
+    PACKED_ROWS,
     PIECE,
     leading,
     matrix,
-    pack_group,
+    pack_rows,
     packed_size,
     panel_bytes,
     unpack_panels,
@@ -112,10 +113,10 @@ class HeadTiles(Frame):
 
 @task_code(HeadTiles)
 def _pack_task(f, task, thread):
-    """A group of SIDE positions. Legs begin anew."""
+    """PACKED_ROWS positions. Legs begin anew."""
     if task == 0:
         f.legs[:] = 0
-    pack_group(f.packed_h, f.h, f.k, f.n, f.k, task, f.numbers[thread])
+    pack_rows(f.packed_h, f.h, f.k, f.n, f.k, task, f.numbers[thread])
 
 
 @kernel
@@ -332,4 +333,5 @@ def call(
     shared = {name: scratch[name] for name in scratch if name in HeadSums.fields}
     sums = HeadSums(w=exact, gradient=gradient, **goals._asdict(), **results._asdict(), **shared)
     parts = stage(_leg_task, f, len(legs) * LEGS)
-    return Call(launch, stage(_pack_task, f, n_groups), parts, stage(_sum_task, sums, n))
+    packing = stage(_pack_task, f, -(-n // PACKED_ROWS))
+    return Call(launch, packing, parts, stage(_sum_task, sums, n))

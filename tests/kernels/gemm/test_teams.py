@@ -58,7 +58,6 @@ def test_every_group_is_multiplied_once_in_each_pass(n_columns, n_groups, n_thre
     fields, n_tasks = teams(n_columns, n_groups, n_threads)
     n = 40 * n_columns * (n_groups + 3) * (n_threads + 1) + 40 * n_tasks
     f = Turns(
-        taken=np.zeros(16 * n_columns, np.int64),
         own=np.zeros((n_threads, n_groups + 1), np.int64),
         turns=rng.integers(0, n_threads, (1, n)),
         order=rng.permutation(n_tasks).reshape(1, -1),
@@ -82,10 +81,7 @@ def test_tasks_that_take_at_the_same_time_take_different_groups():
     own = np.full((n_tasks, n_groups + 1), -1)
     none = np.zeros((1, 1), np.int64)
     fields = teams(1, n_groups, n_tasks)[0]
-    f = Turns(
-        taken=np.zeros(16, np.int64), own=own, turns=none, order=none, done=none, state=none,
-        **fields,
-    )  # fmt: skip
+    f = Turns(own=own, turns=none, order=none, done=none, state=none, **fields)
     launch(stage(_take_all, f, n_tasks))
     np.testing.assert_array_equal(np.sort(own[own >= 0]), np.arange(n_groups))
 

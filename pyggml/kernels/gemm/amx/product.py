@@ -22,11 +22,12 @@ from pyggml.kernels.gemm.amx.rows import (
     COLUMN_WORDS,
     LANES,
     LINE,
+    PACKED_ROWS,
     PIECE,
     leading,
     matrix,
     pack_columns,
-    pack_group,
+    pack_rows,
     packed_size,
     panel_bytes,
     put_pairs,
@@ -82,13 +83,13 @@ class TileProduct(Product, Team, Beside):
 
 @task_code(TileProduct)
 def _pack_task(f, task, thread):
-    """A group of SIDE rows of A; the first one lets teams begin."""
+    """PACKED_ROWS rows of A, or SIDE that lie in columns; the first ones let teams begin."""
     if task == 0:
         f.taken[:] = 0
     if f.a_in_columns:
         pack_columns(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
     else:
-        pack_group(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
+        pack_rows(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
 
 
 @task_code(TileProduct)
@@ -197,14 +198,15 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
         **team, **fields_of(p, o, scratch),
     )  # fmt: skip
     packed = scratch.pop("packed_a")
-    taken, own = whole(scratch.pop("taken"), False), of_threads(scratch)
+    taken, own = whole(team["taken"], False), of_threads(scratch)
     c = whole(f.values["c"], False)
     multiply = stage(code, f, n_tasks, c, whole(o.b), whole(packed), *besides(f), taken, *own)
     if o.packing is not None and o.packing.done:
         return Call(launch, stage(_begin_task, f, 1, taken), multiply)
-    a, rows = f.values["a"], pieces(packed, SIDE * leading(p.k))
-    a = whole(a) if p.a_in_columns else pieces(a, SIDE * lda, True)
-    return Call(launch, stage(_pack_task, f, n_groups, a, rows, taken, *own), multiply)
+    each = SIDE if p.a_in_columns else PACKED_ROWS
+    a, rows = f.values["a"], pieces(packed, each * leading(p.k))
+    a = whole(a) if p.a_in_columns else pieces(a, each * lda, True)
+    return Call(launch, stage(_pack_task, f, -(-p.m // each), a, rows, taken, *own), multiply)
 
 
 def _cut(p: Problem) -> tuple[int, int, Code]:
@@ -219,14 +221,16 @@ def _cut(p: Problem) -> tuple[int, int, Code]:
 
 
 def _layout(p: Problem) -> Layout:
-    columns, depth, _ = _cut(p)
+    """Scratch, which does not depend on how wide tasks are: products of the same A share it."""
+    depth = _cut(p)[1]
+    columns = FORWARD_COLUMNS if p.form == "mul_mat" else BACKWARD_COLUMNS
     return Layout(
         packed_a=Array((packed_size(p.m, p.k),), np.uint16),
         rows=per_thread(LANES, PIECE + LINE // 2, dtype=np.uint16),
         numbers=per_thread(max(PIECE, COLUMN_WORDS)),
         panels=per_thread(columns // SIDE, panel_bytes(depth) // 2, dtype=np.uint16),
         edge=per_thread(SIDE, SIDE),
-        **team_arrays(-(-p.n // columns), -(-p.m // SIDE)),
+        **team_arrays(-(-p.m // SIDE)),
         **scratch_of(p, columns),
     )
 

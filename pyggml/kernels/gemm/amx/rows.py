@@ -27,6 +27,7 @@ from pyggml.quants.unpack import LAYOUTS
 from pyggml.sizes import round_up
 
 LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets
+PACKED_ROWS = 8  # of A that a task packs, a whole part of SIDE
 LANES = 16  # rows of a tile, and 32-bit words of its rows
 PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every block
 
@@ -127,11 +128,11 @@ def round_padded(to, x, spare):
 
 
 @kernel
-def pack_group(packed, a, lda, m, k, group, spare):
-    """Pack a group of SIDE rows of A (m, k), which lie `lda` numbers apart. Rows past the last are
-    zeros."""
-    ld = leading(k)
-    for i in range(group * SIDE, (group + 1) * SIDE):
+def pack_rows(packed, a, lda, m, k, task, spare):
+    """Pack PACKED_ROWS rows of A (m, k), which lie `lda` numbers apart; after the last one zeros,
+    up to a whole group."""
+    ld, stop = leading(k), (task + 1) * PACKED_ROWS
+    for i in range(task * PACKED_ROWS, stop if stop < m else rounded_up(m, SIDE)):
         row = packed[i * ld : (i + 1) * ld]
         if i < m:
             round_padded(row.ctypes.data, a[i * lda : i * lda + k], spare)
@@ -230,7 +231,7 @@ def unpack_panels(f, thread, transposed, pairs, w, n_rows, k, both):
 
 
 def packed_size(m: int, k: int) -> int:
-    """Numbers that `pack_group` fills for A (m, k)."""
+    """Numbers that `pack_rows` fills for A (m, k)."""
     return round_up(m, SIDE) * (round_up(k, STEP) + LINE // 2)
 
 
