@@ -5,7 +5,7 @@ it is and its error. Blocks have a warp each.
 import numpy as np
 from by_thread import rounded, run_block, run_cluster, show, widened
 
-from pyggml.backends.cuda.ops.lora import gated_sums, norm_rows, thin_sums, wide
+from pyggml.backends.cuda.ops.lora import gated, gated_sums, norm_rows, thin_sums, wide
 
 RNG = np.random.default_rng(3)
 gated_sums._WARPS = norm_rows._WARPS = 1
@@ -158,5 +158,47 @@ def show_norm_gradient(m=21, k=296):
     show_wide("sum", out, exact, [b.T], (0.5,))
 
 
-for _show in (show_gated_sums, show_thin_sums, show_norm_rows, show_norm_gradient):
+FORM = wide.BlockForm(1, 1, 2, 2, in_cluster=True)  # a warp of a cluster takes two steps at once
+
+
+def show_wide_rows(m=21, k=296, ranks=(5, 8)):
+    (bits, x), factors, step = halves(m, k), [numbers(r, k) for r in ranks], wide.width(k + 16)
+    out, thin = np.zeros(m * step, np.uint16), np.zeros(m * 16, np.uint16)
+    tiles = wide.tiles_of([f.reshape(-1) for f in factors], ranks, (0.5, 2.0), (k, 1))
+    none = np.zeros(1, np.float32)
+    run = wide._kernel(2, FORM, "", (True,), True)
+    for y in range(2):
+        arguments = out, thin, True, none, none, bits, bits, bits, tiles, m, k, step
+        run_cluster(run, arguments, y, (8, 2, 1), 32)
+    show_wide("rows", out, x, factors, (0.5, 2.0))
+    rows = widened(out).reshape(m, step)
+    show("copy of their products", widened(thin), rows[:, k : k + 16].reshape(-1))
+
+
+def show_gated_gradients(m=21, k=296, ranks=(5, 8)):
+    (gate, g), (up, u), (dy, y) = (halves(m, k) for _ in range(3))
+    b, step = [numbers(k, r) for r in ranks], wide.width(2 * k + 16)
+    out, h, none = np.zeros(m * step, "u2"), np.zeros(m * k, "u2"), np.zeros(1, "f4")
+    tiles = [
+        wide.tiles_of([f.reshape(-1)], [r], [s], (1, r))
+        for f, r, s in zip(b, ranks, (0.5, 3.0), strict=True)
+    ]
+    places = m, k, (2 * k, k + 8), (step, step)
+    arguments = out, out[k:], h, none, none, none, gate, up, dy, *tiles, *places
+    for row in range(2):
+        run_cluster(gated._kernel(1, 1, FORM), arguments, row, (8, 2, 1), 32)
+    s = 1 / (1 + np.exp(-g))
+    each = [widened(rounded(e)) for e in (y * u * s * (1 + g * (1 - s)), y * g * s)]
+    d = widened(out).reshape(m, step)
+    for i, name in enumerate(("gate", "up")):
+        show(f"gradient of {name} by a cluster", d[:, i * k : (i + 1) * k], each[i])
+        thin = d[:, 2 * k + 8 * i :][:, : ranks[i]]
+        show(f"by a cluster its product with B of {name}", thin, each[i] @ b[i] * (0.5, 3.0)[i])
+    show("the unit", widened(h).reshape(m, k), g * s * u)
+
+
+for _show in (
+    show_gated_sums, show_thin_sums, show_norm_rows, show_norm_gradient, show_wide_rows,
+    show_gated_gradients,
+):  # fmt: skip
     _show()

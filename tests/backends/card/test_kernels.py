@@ -75,6 +75,7 @@ def rounding(monkeypatch):
     elif not has_cublas():
         pytest.skip("cuBLAS is not installed, which multiplies wide matrices")
     monkeypatch.setattr(wide, "MANY_ROWS", 30)  # so some samples have few, others many
+    monkeypatch.setattr(wide, "FEW_ROWS", 20)  # and not all are taken by clusters
     return open_cuda(cards()[0].index, "bf16")
 
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.code import cluster_ptx
 from pyggml.backends.cuda.code.blocks import is_last
+from pyggml.backends.cuda.code.cluster_ptx import MOST_BLOCKS
 from pyggml.backends.cuda.code.formulas import QUICK, device_formula
 from pyggml.backends.cuda.code.fours import eights
 from pyggml.backends.cuda.code.jit import device, kernel
@@ -32,7 +34,11 @@ from pyggml.backends.cuda.ops.lora.wide import (
     columns,
     form_of,
     hold,
+    no_barrier,
+    no_cluster,
     put_held,
+    put_tiles,
+    sharer,
     tickets_of,
     tiles_of,
     total_tiles,
@@ -43,7 +49,6 @@ from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, CudaKernel, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.activation.glu import SWIGLU_GRADIENTS
 from pyggml.sizes import round_up
@@ -66,30 +71,69 @@ def eight_gradients(gate, up, dy):
 
 
 @cache
-def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
-    (groups, warps, _), (most_threads, least_blocks) = form, form.bounds
-    load, add_tiles = eights(True), adder(False, groups)
+def _ends(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> tuple[Any, Any, Any]:
+    """(place, begin, finish) of blocks that share rows. In a cluster D is one."""
+    groups, warps, *_ = form
     n_gate, n_up = tiles_of_gate * TILE_COLUMNS, tiles_of_up * TILE_COLUMNS
+    if not form.in_cluster:
+        of_parts = warps, ROWS * groups * max(n_gate, n_up)
+
+        @device
+        def finish(
+            d_gate, d_up, sums, more, tickets, gates, ups, barrier, first, m, furthers, steps
+        ):
+            parts = cuda.shared.array(of_parts, np.float32)
+            ticket = cuda.shared.array(1, np.uint32)
+            total_tiles(sums, parts, gates, tiles_of_gate, groups, warps, first, m)
+            cuda.syncthreads()
+            total_tiles(more, parts, ups, tiles_of_up, groups, warps, first, m)
+            if is_last(ticket, tickets, cuda.blockIdx.y, cuda.gridDim.x):
+                add_up(d_gate, d_gate, False, sums, groups, first, m, n_gate, furthers[0], steps[0])
+                add_up(d_up, d_up, False, more, groups, first, m, n_up, furthers[1], steps[1])
+
+        return no_cluster, no_barrier, finish
+    begin, share_products = sharer(warps, n := n_gate + n_up)
+    of_parts = warps, ROWS * n
+
+    @device
+    def finish_in_cluster(
+        d_gate, d_up, sums, more, tickets, gates, ups, barrier, first, m, furthers, steps
+    ):
+        parts = cuda.shared.array(of_parts, np.float32)
+        put_tiles(parts, gates, tiles_of_gate, 1, 0, n)
+        put_tiles(parts, ups, tiles_of_up, 1, n_gate, n)
+        cuda.syncthreads()
+        cluster_ptx.await_cluster()  # until then another block may not have begun
+        share_products(parts, barrier, d_gate, d_gate, False, first, m, furthers[0], steps[0])
+
+    return cluster_ptx.clusters_of(MOST_BLOCKS), begin, finish_in_cluster
+
+
+@cache
+def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
+    (groups, warps, *_), (most_threads, least_blocks) = form, form.bounds
+    load, add_tiles = eights(True), adder(False, groups)
+    place, begin_block, finish = _ends(tiles_of_gate, tiles_of_up, form)
     sums_of_gate, sums_of_up = groups * tiles_of_gate, groups * tiles_of_up
-    of_parts = warps, ROWS * groups * max(n_gate, n_up)
     of_gate, of_up, of_words = (sums_of_gate, 4), (sums_of_up, 4), (3 * groups, 8)
 
     @partial(kernel, most_threads=most_threads, least_blocks=least_blocks)
     def gradients(
         d_gate, d_up, h, sums, more, tickets, gate, up, dy, b_gate, b_up, m, k, furthers, steps
     ):  # fmt: skip
-        parts = cuda.shared.array(of_parts, np.float32)
-        ticket = cuda.shared.array(1, np.uint32)
+        place()
+        barrier = cuda.shared.array(1, np.uint64)
         gates = cuda.local.array(of_gate, np.float32)
         ups = cuda.local.array(of_up, np.float32)
         words = cuda.local.array(of_words, np.uint32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         group, mine = lane >> 2, 8 * (lane & 3)
-        first = np.int64(cuda.blockIdx.x) * (ROWS * groups)
+        first = np.int64(cuda.blockIdx.y) * (ROWS * groups)
         clear_tiles(gates, sums_of_gate)
         clear_tiles(ups, sums_of_up)
+        begin_block(barrier)
         follow()
-        begin, apart = cuda.blockIdx.y * warps + warp, cuda.gridDim.y * warps
+        begin, apart = cuda.blockIdx.x * warps + warp, cuda.gridDim.x * warps
         for start in range(COLUMNS * begin, k, COLUMNS * apart):
             column = min(start + mine, k - 8)
             inside = np.uint32(0xFFFFFFFF) if start + mine < k else np.uint32(0)
@@ -106,12 +150,7 @@ def _kernel(tiles_of_gate: int, tiles_of_up: int, form: BlockForm) -> Any:
                     put_held(d_gate, row * steps[0] + column, words, g, of_half)
                     put_held(d_up, row * steps[1] + column, words, groups + g, of_half)
                     put_held(h, row * k + column, words, 2 * groups + g, of_half)
-        total_tiles(sums, parts, gates, tiles_of_gate, groups, warps, first, m)
-        cuda.syncthreads()
-        total_tiles(more, parts, ups, tiles_of_up, groups, warps, first, m)
-        if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
-            add_up(d_gate, d_gate, False, sums, groups, first, m, n_gate, furthers[0], steps[0])
-            add_up(d_up, d_up, False, more, groups, first, m, n_up, furthers[1], steps[1])
+        finish(d_gate, d_up, sums, more, tickets, gates, ups, barrier, first, m, furthers, steps)
 
     return follower(gradients)
 
@@ -129,11 +168,16 @@ def sides(n: int, ranks: Sequence[int], joined: bool) -> tuple[int, int]:
     return width(gate), width(up)
 
 
+def _form(node: Tensor) -> BlockForm:
+    m, k = node.src[0].shape
+    form = form_of(m, k, sum(_widths(node)), steps=1)
+    return form if node.params["joined"] else form._replace(steps=1, in_cluster=False)
+
+
 def _parts(node: Tensor) -> list[int]:
     """Bytes of the products of all blocks with the factors of gate and of up."""
-    (m, k), widths = node.src[0].shape, _widths(node)
-    blocks = form_of(m, sum(widths)).n_parts(m, k, steps=1)
-    return [round_up(F32.block_bytes * blocks * m * n, ALIGNMENT) for n in widths]
+    form, (m, k) = _form(node), node.src[0].shape
+    return [round_up(form.scratch(m, k, n), ALIGNMENT) for n in _widths(node)]
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
@@ -150,13 +194,13 @@ def _bind(site: CudaSite) -> Call:
             site.src[3:], site.node.src[3:], site.node.params["scales"], strict=True
         )
     ]
-    form = form_of(m, sum(widths))
+    form = _form(site.node)
     run = _kernel(widths[0] // TILE_COLUMNS, widths[1] // TILE_COLUMNS, form)
     joined, furthers = site.node.params["joined"], (k, k)
     *of_up, unit = (site.out[k:], *site.saved) if joined else site.saved
     if joined:  # those of up count from where it begins
         furthers = 2 * k, k + widths[0]
-    grid = form.n_blocks(m), form.n_parts(m, k, steps=1)
+    grid = form.n_parts(m, k), form.n_blocks(m)
     return launch(
         run, grid, 32 * form.n_warps, site.stream, site.out,
         *of_up, unit, *products, tickets_of(site, m), *site.src[:3], *factors, m, k, furthers,

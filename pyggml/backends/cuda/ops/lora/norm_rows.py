@@ -30,11 +30,14 @@ from pyggml.backends.cuda.ops.lora.wide import (
     MANY_ROWS,
     ROWS,
     TILE_COLUMNS,
+    TOGETHER,
     adder,
     clear_tiles,
     columns,
     hold,
     put_held,
+    put_tiles,
+    sharer,
     tiles_of,
 )
 from pyggml.backends.cuda.runtime.driver import cuda
@@ -66,11 +69,6 @@ class _ClusterForm(NamedTuple):
     def n(self) -> int:
         return self.n_tiles * TILE_COLUMNS
 
-    @property
-    def share(self) -> int:
-        """Products that a block writes."""
-        return ROWS // _BLOCKS * self.n
-
 
 def _share(k: int) -> int:
     """Columns of a block."""
@@ -81,19 +79,23 @@ def _steps(k: int) -> int:
     return -(-_share(k) // (COLUMNS * _WARPS))
 
 
+def _together(steps: int) -> int:
+    """Blocks for which a multiprocessor is to have room."""
+    return TOGETHER if steps == 1 else 2
+
+
 @cache
 def _joiner(form: _ClusterForm) -> tuple[Any, Any, Any]:
     """(begin, join, finish) of the blocks of a cluster."""
-    n_numbers, share = ROWS * form.n_sums, form.share
+    n_numbers, (begin_sharing, share_products) = ROWS * form.n_sums, sharer(_WARPS, form.n)
 
     @device
     def begin(of_sums, of_products):
         if cuda.threadIdx.x == 0:
             cluster_ptx.expect_bytes(of_sums, np.uint32(4 * _BLOCKS * n_numbers))
-            cluster_ptx.expect_bytes(of_products, np.uint32(4 * _BLOCKS * share))
-        cluster_ptx.arrive_in_cluster()
+        begin_sharing(of_products)
 
-    return begin, _join(form, n_numbers), _finish(form)
+    return begin, _join(form, n_numbers), _finish(form, share_products)
 
 
 def _join(form: _ClusterForm, n_numbers: int) -> Any:
@@ -132,40 +134,16 @@ def _join(form: _ClusterForm, n_numbers: int) -> Any:
     return join
 
 
-def _finish(form: _ClusterForm) -> Any:
-    n_tiles, n, share, threads = form.n_tiles, form.n, form.share, 32 * _WARPS
-    of_parts, of_shares = (_WARPS, ROWS * n), (_BLOCKS, share)
+def _finish(form: _ClusterForm, share_products: Any) -> Any:
+    n_tiles, n = form.n_tiles, form.n
+    of_parts = _WARPS, ROWS * n
 
     @device
     def finish(tiles, barrier, out, copy, has_copy, first, m, further, step):
-        """The further columns of a cluster's rows of out, of which each block writes an eighth; a
-        copy of them."""
-        by_warp = cuda.shared.array(of_parts, np.float32)
-        by_block = cuda.shared.array(of_shares, np.float32)
-        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        for i in range(n_tiles):
-            for e in range(4):
-                row, at = (lane >> 2) + 8 * (e >> 1), i * TILE_COLUMNS + 2 * (lane & 3) + (e & 1)
-                by_warp[warp, row * n + at] = tiles[i, e]
+        parts = cuda.shared.array(of_parts, np.float32)
+        put_tiles(parts, tiles, n_tiles, 1, 0, n)
         cuda.syncthreads()
-        for e in range(cuda.threadIdx.x, ROWS * n, threads):
-            x = ZERO
-            for w in range(_WARPS):
-                x += by_warp[w, e]
-            place = 4 * (cuda.blockIdx.x * share + e % share)
-            cluster_ptx.send(by_block, place, barrier, np.uint32(e // share), x)
-        at = 4 * cuda.threadIdx.x
-        if at < share:
-            cluster_ptx.await_bytes(barrier)
-            a, b, c, d = ZERO, ZERO, ZERO, ZERO
-            for block in range(_BLOCKS):
-                a, b = a + by_block[block, at], b + by_block[block, at + 1]
-                c, d = c + by_block[block, at + 2], d + by_block[block, at + 3]
-            row, column = first + ROWS // _BLOCKS * cuda.blockIdx.x + at // n, at % n
-            if row < m:
-                ptx.put_four_bf16(out, row * step + further + column, a, b, c, d)
-                if has_copy:
-                    ptx.put_four_bf16(copy, row * n + column, a, b, c, d)
+        share_products(parts, barrier, out, copy, has_copy, first, m, further, step)
 
     return finish
 
@@ -178,7 +156,7 @@ def _rows_kernel(form: _ClusterForm, in_bf16: bool, in_rows: bool) -> Any:
     (steps, n_tiles, _), add_tiles = form, adder(in_rows, 1)
     of_x, of_words, of_tiles = (2 * steps, 8), (steps, 8), (n_tiles, 4)
 
-    @partial(kernel, most_threads=32 * _WARPS, least_blocks=2)
+    @partial(kernel, most_threads=32 * _WARPS, least_blocks=_together(steps))
     def norm_rows(total, copy, out, thin, a, b, w, tiles, m, k, share, eps, step, reads):
         """reads: whether total, and its copy, are read."""
         place()
@@ -257,7 +235,7 @@ def _gradient_kernel(form: _ClusterForm, types: tuple[bool, bool]) -> Any:
     (steps, n_tiles, _), add_tiles = form, adder(False, 1)
     of_x, of_words, of_tiles = (2 * steps, 8), (steps, 8), (n_tiles, 4)
 
-    @partial(kernel, most_threads=32 * _WARPS, least_blocks=2)
+    @partial(kernel, most_threads=32 * _WARPS, least_blocks=_together(steps))
     def norm_gradient(total, norm, out, x, w, dy, y, tiles, m, k, share, eps, step, reads):
         """reads: whether total, and the norm, are read."""
         place()
