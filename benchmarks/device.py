@@ -209,8 +209,9 @@ def stepping(
             gradient.begin()
             loss = passes.begin(batch, alone=False)
             length = optimiser.begin_clip()  # before the loss is waited for, as trainers do
+            optimiser.begin(1e-4, next(numbers))
             loss(), length()
-            optimiser.step(1e-4, next(numbers))
+            optimiser.update()
             return perf_counter() - began
 
         yield step

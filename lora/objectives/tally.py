@@ -1,7 +1,7 @@
 """What a batch adds to a report. The numbers of several batches, and of several ranks, add up."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from math import isqrt
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ class Tally:
     @property
     def numbers(self) -> tuple[float, ...]:
         """The fields, in their order."""
-        return astuple(self)
+        return tuple(getattr(self, f.name) for f in fields(self))
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Self:

@@ -117,6 +117,10 @@ class FlatOptimiser(ABC):
     def step(self, lr: float, n: int) -> None:
         """Update the parameters with the gradient; n counts the steps from 1."""
         self.begin(lr, n)
+        self.update()
+
+    def update(self) -> None:
+        """The same, of the step that has begun."""
         _, *updates = self._programs
         for update in updates:
             update()

@@ -79,6 +79,7 @@ class BoundRun(SavedRun):
         def after() -> None:
             gradient.begin_sum(-(-len(lesson.windows) // self.config.batch))
             lengths.append(optimiser.begin_clip())
+            optimiser.begin(lr, n)  # while a device still computes
 
         try:
             outcome = self._over(lesson, after)
@@ -93,7 +94,7 @@ class BoundRun(SavedRun):
         if self.before_update is not None:
             self.before_update(n, self.passes.idle_memory)
         self._updating = True
-        optimiser.step(lr, n)
+        optimiser.update()
         return outcome, norm
 
     def _within(self, lesson: Lesson, lr: float, steps: StepsInBackward) -> tuple[Outcome, float]:
