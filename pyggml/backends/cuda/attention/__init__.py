@@ -1,6 +1,15 @@
 """Attention on the card: for few queries by keys, on tensor cores where heads have a size of theirs
 and scores no mask or slope, else exactly, by tiles. Where values are of another size or type than
-keys, always by tiles."""
+keys, always by tiles. In the order in which they are read:
+
+scores.py         what scores are made of, which keys a query sees, what ends a row of scores
+exact.py          float32, by tiles, forward and backward: any head, type of cache, mask and slope
+fragments.py      tiles of 16-bit numbers and their products, by a warp or by four together
+tensor.py         forward on tensor cores, in training and over caches
+tensor_back.py    its gradient
+decode.py         few queries, with keys.py, spread.py (sums over a warp), one_token.py (heads that
+                  the kernel makes) and joins.py (parts of a result)
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,7 +4,8 @@ A part is, of each head of a block, the sum of values, and the maximum and the w
 
 in a cluster     Each number is sent to the block that joins it, maxima and weights to all: nothing
                  goes through the card's memory, and no block waits for a last one.
-through memory   The block that ends last joins all, of more parts than a cluster has blocks.
+through memory   The block that ends last joins all: of more parts than a cluster has blocks, and on
+                 cards before Hopper (compute capability 9.0), which have no clusters.
 
 sums     (n_warps, n_together, head_size), of a block's warps
 ends     (n_warps, n_together, 2), maximum and weight
