@@ -33,11 +33,11 @@ from pyggml.jit.isa import CHOSEN
 _PATTERNS = """
 jit/*.py formulas/*.py graph/dtypes.py sizes.py quants/*.py quants/*/*.py kernels/formulas.py
 kernels/gemm/activations.py kernels/gemm/beside.py kernels/gemm/bfloat16.py kernels/gemm/dots.py
-kernels/gemm/few.py kernels/gemm/few_bits_*.py kernels/gemm/frames.py kernels/gemm/int*_*.py
+kernels/gemm/few*.py kernels/gemm/frames.py kernels/gemm/int*.py kernels/gemm/product.py
 kernels/gemm/lane_dots.py kernels/gemm/microkernel.py kernels/gemm/panels.py
 kernels/gemm/row_plan.py kernels/gemm/teams.py kernels/gemm/tile.py kernels/gemm/amx/tiles.py
 kernels/gemm/amx/rows.py kernels/attention/amx*.py
-kernels/attention/*softmax.py kernels/attention/flash.py kernels/attention/tile*.py
+kernels/attention/*softmax.py kernels/attention/flash*.py kernels/attention/tile*.py
 kernels/attention/decode_tile.py kernels/attention/extras.py
 ops/formulas.py ops/recurrent/recurrence.py
 """

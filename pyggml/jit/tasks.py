@@ -106,6 +106,16 @@ def task_code(declaration: type[Frame], exact: bool = False) -> Callable[[Callab
     return lambda code: Code(code, signature, exact)
 
 
+_CODES: dict[tuple[Callable, type[Frame]], Code] = {}
+
+
+def frame_code(task: Callable, declaration: type[Frame]) -> Code:
+    """A task that serves several classes of frames, for one of them; declared once."""
+    if (task, declaration) not in _CODES:
+        _CODES[task, declaration] = task_code(declaration)(task)
+    return _CODES[task, declaration]
+
+
 def stage(code: Code, f: Frame, n_tasks: int | np.ndarray, *touches: Extent) -> TaskStage:
     """One stage of a launch: `code` on this frame."""
     return TaskStage(code.address, f.address, n_tasks, f, None, touches)

@@ -107,7 +107,7 @@ def _loop(assembly):
 def _kernels():
     """Name -> {weight type: (intrinsic, constants, addresses)}; "" for kernels of no type."""
     from pyggml.graph.dtypes import dtype
-    from pyggml.kernels.attention import tile_products
+    from pyggml.kernels.attention import flash_tile
     from pyggml.kernels.gemm import dots, few_bits_tile, int8_tile, int_dots, lane_dots, panels
     from pyggml.quants import unpack
 
@@ -129,7 +129,7 @@ def _kernels():
         "tile of few bits": {"": (few_bits_tile.product_of_rows, [], [None] * 9)},
         "tile of few bits back": {"": (few_bits_tile.product_of_columns, [], [None] * 10)},
         "tile of pairs": {"": (panels.pair_product, [], [None] * 7)},
-        "tile of attention": {"": (tile_products._pair_product, [], [None] * 9)},
+        "tile of attention": {"": (flash_tile.pair_product, [], [None] * 9)},
         "rounding": {"": (panels.round_row, [], [None] * 3)},
     }
 

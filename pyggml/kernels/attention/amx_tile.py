@@ -1,11 +1,6 @@
-"""A tile of attention on Intel's tiles: sizes, how its operands are packed, its products.
+"""Tiles of attention for Intel's tile registers; operands are bfloat16 (pyggml.kernels.gemm.amx).
 
-A tile of scores has BR queries and BC keys; its queries come in groups of SIDE. Operands are
-bfloat16 (pyggml.kernels.gemm.amx). The first one of a product lies in rows, the second in panels of
-SIDE columns:
-
-    in pairs     X:  columns are features, and k counts tokens
-    transposed   Xᵀ: columns are tokens, and k counts features
+They are the kernels that pyggml.kernels.attention.tiles names.
 
 Scores enter an exponential, which makes relative errors of absolute ones. So the forward pass
 splits their operands: x = hi + lo, both bfloat16. Then q·k = hi·hi + lo·hi + hi·lo is one product
@@ -16,94 +11,150 @@ of three times as many features, with rows (hi, lo, hi) and columns (hi, hi, lo)
 import numpy as np
 
 from pyggml.jit import kernel
-from pyggml.jit.scratch import Array
 from pyggml.jit.simd import fill
-from pyggml.kernels.attention.softmax import BC, ZERO, groups_that_see
+from pyggml.kernels.attention.softmax import BC, ZERO
+from pyggml.kernels.attention.tiles import AttentionTiles, TileSizes
 from pyggml.kernels.gemm.amx.rows import (
     LANES,
     LINE,
-    panel_bytes,
     put_columns,
     put_pairs,
     round_padded,
     split_row,
     transpose,
 )
-from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, micro_product, rows_of
+from pyggml.kernels.gemm.amx.tiles import (
+    SIDE,
+    STEP,
+    RowAddress,
+    configure,
+    micro_product,
+    release,
+)
 from pyggml.kernels.gemm.microkernel import fetch
-from pyggml.sizes import round_up
+from pyggml.kernels.gemm.panels import rounded_up
 
 BR = 128
-LDS = BC + LINE // 4  # floats from row to row of scores
-LDP = (BC + LINE // 2) // 2  # words from row to row of probabilities, pairs of keys
-PARTS = 3  # of a split number
+REGISTERS = TileSizes(BR, SIDE, BR, SIDE, per_word=2, step=STEP, lanes=LANES, pad=LINE // 4)
+SPLIT = REGISTERS._replace(parts=3)
+COLUMNS = BC, BR // 2 + REGISTERS.pad  # a tile's keys in rows of pairs of queries
 _AHEAD = 6  # rows that are fetched before they are read
-NOTHING, HI = np.uint16(0), 0
-
-# -- sizes ----------------------------------------------------------------------------------------
-
-
-def panel_width(d: int) -> int:
-    """D features in whole panels, which are also whole steps."""
-    return round_up(d, SIDE)
-
-
-def pairs_array(n_heads: int, n: int, d: int) -> Array:
-    """X (n, n_heads, D) packed: heads, panels, a panel."""
-    return Array((n_heads, panel_width(d) // SIDE, panel_bytes(round_up(n, BC)) // 2), np.uint16)
-
-
-def transposed_array(n_heads: int, n: int, d: int, parts: int) -> Array:
-    """Xᵀ packed: heads, panels, a panel."""
-    return Array(
-        (n_heads, round_up(n, BC) // SIDE, panel_bytes(parts * panel_width(d)) // 2), np.uint16
-    )
-
-
-# -- packing --------------------------------------------------------------------------------------
+_HI, _LO, _AGAIN = np.int64(0), np.int64(1), np.int64(2)  # parts; _HI for another: not split
 
 
 @kernel
-def round_split(row, x, width, hi, lo, spare):
-    """row (3, width) of bfloat16 = x: part `lo` holds what the others, `hi` and part 0, leave."""
+def _round_split(row, x, width, again, lo, spare):
+    """row (3, width) of bfloat16 = x: part `lo` holds what the others, `again` and part 0,
+    leave."""
     of, to = x.ctypes.data, row.ctypes.data
     if x.shape[0] < width:
         fill(spare, ZERO)
         for i in range(x.shape[0]):
             spare[i] = x[i]
         of = spare.ctypes.data
-    split_row(to, to + 2 * hi * width, to + 2 * lo * width, of, width)
+    split_row(to, to + 2 * again * width, to + 2 * lo * width, of, width)
 
 
 @kernel
-def load_rows(rows, x, first, head, n_used, width, hi, lo, spare):
-    """rows (n, ld) = rows `first` … of one head of x as bfloat16, split where `lo` is a part.
+def _load(rows, x, first, head, n_used, again, lo, spare):
+    """rows (n, words) = rows `first` … of one head of x as bfloat16, split where `lo` is a part.
 
     Zeros from row `n_used` on. Rows lie a page or so apart, where the CPU foresees nothing.
     """
+    width = rounded_up(x.shape[2], STEP)
     for i in range(rows.shape[0]):
         row = rows[i]
         if first + i + _AHEAD < n_used:
             fetch(x[first + i + _AHEAD, head].ctypes.data, 4 * x.shape[2])
         if first + i >= n_used:
-            fill(row, NOTHING)
+            fill(row, ZERO)
         elif lo > 0:
-            round_split(row, x[first + i, head], width, hi, lo, spare)
+            _round_split(row, x[first + i, head], width, again, lo, spare[:width])
         else:
             round_padded(row.ctypes.data, x[first + i, head], spare)
 
 
 @kernel
-def pair_tile(panels, rows, width):
-    """panels (width / SIDE, …) = an even number of rows of bfloat16, two to a row of pairs."""
-    for i in range(0, rows.shape[0], 2):
-        put_pairs(panels, i, rows[i], rows[i + 1], width)
+def _few_rows(f, x, parts, spare):
+    """Room in `spare` for LANES rows of so many parts, the room after it, and steps of a row."""
+    n_steps = parts * rounded_up(x.shape[2], STEP) // STEP
+    words = n_steps * (STEP // 2) + f.sizes().pad
+    return spare[: LANES * words].reshape(LANES, words), spare[LANES * words :], n_steps
 
 
 @kernel
-def transpose_tile(panel, rows, j, n_features):
-    """Columns j … j + LANES of a panel = rows (LANES, ld) of bfloat16."""
-    put_columns(panel.ctypes.data, j, rows, n_features // STEP)
+def _transpose(f, packed, x, first, head, n_used, parts, again, lo, spare):
+    rows, spare, n_steps = _few_rows(f, x, parts, spare)
+    for t in range(first, first + BC, LANES):
+        _load(rows, x, t, head, n_used, again, lo, spare)
+        put_columns(packed[t // SIDE].ctypes.data, t % SIDE, rows, n_steps)
+
+
+@kernel
+def _pair(panels, first, rows, width):
+    """Rows of panels from row `first` on = rows of bfloat16, two to a row of pairs."""
+    for i in range(0, rows.shape[0], 2):
+        put_pairs(panels, first + i, rows[i], rows[i + 1], width)
+
+
+class RegisterTiles(AttentionTiles):
+    SIZES = REGISTERS
+
+    @kernel
+    def sizes(f):
+        return REGISTERS
+
+    @kernel
+    def begin(f, thread):
+        configure()
+
+    @kernel
+    def end(f, thread):
+        release()
+
+    @kernel
+    def load_rows(f, rows, x, first, head, n_used, spare):
+        _load(rows, x, first, head, n_used, _HI, _HI, spare)
+
+    @kernel
+    def pack(f, packed, x, first, n, head, n_used, spare):
+        rows, spare, n_steps = _few_rows(f, x, np.int64(1), spare)
+        for t in range(0, n, LANES):
+            _load(rows, x, first + t, head, n_used, _HI, _HI, spare)
+            _pair(packed, t, rows, n_steps * STEP)
+
+    @kernel
+    def load(f, rows, packed, x, first, n_rows, head, spare):
+        _load(rows, x, first, head, x.shape[0], _HI, _HI, spare)
+        _pair(packed, np.int64(0), rows, rounded_up(x.shape[2], STEP))
+
+    @kernel
+    def pack_transposed(f, packed, x, first, head, n_used, spare):
+        _transpose(f, packed, x, first, head, n_used, np.int64(1), _HI, _HI, spare)
+
+    @kernel
+    def multiply(f, a, row, step, b, c, ldc, depth, adding):
+        n_steps = depth // (STEP // 2)
+        micro_product(RowAddress(c, 4 * ldc), RowAddress(a, 4 * row), b, n_steps, adding)
+
+
+class SplitTiles(RegisterTiles):
+    """The same with scores of split numbers."""
+
+    SIZES = SPLIT
+
+    @kernel
+    def sizes(f):
+        return SPLIT
+
+    @kernel
+    def load_rows(f, rows, x, first, head, n_used, spare):
+        _load(rows, x, first, head, n_used, _AGAIN, _LO, spare)
+
+    @kernel
+    def pack_transposed(f, packed, x, first, head, n_used, spare):
+        parts = np.int64(SPLIT.parts)
+        _transpose(f, packed, x, first, head, n_used, parts, _LO, _AGAIN, spare)
 
 
 @kernel
@@ -113,46 +164,4 @@ def columns_of(to, pairs, window, n_rows):
         for i in range(0, n_rows // 2, LANES):
             here = to[window[0] + j].ctypes.data + 4 * i
             of = pairs[i, window[0] + j :].ctypes.data
-            transpose(here, to.shape[1] // 2, of, pairs.shape[1])
-
-
-# -- products -------------------------------------------------------------------------------------
-
-
-@kernel
-def scores(s, rows, packed, key, n_steps, starts, stops):
-    """s = rows · packed for keys `key` … `key + BC`, in the squares that a group sees any of."""
-    for j in range(0, BC, SIDE):
-        panel = packed[(key + j) // SIDE].ctypes.data
-        for g in range(starts.shape[0]):
-            if starts[g] < key + j + SIDE and stops[g] > key + j:
-                to, of = rows_of(s[g * SIDE :, j:]), rows_of(rows[g * SIDE :])
-                micro_product(to, of, panel, n_steps, False)
-
-
-@kernel
-def add_to_queries(total, weights, packed, key, starts, stops):
-    """total (queries, width) += weights · packed, from the keys `key` … `key + BC`; weights: words,
-    pairs of keys."""
-    for p in range(packed.shape[0]):
-        for g in range(starts.shape[0]):
-            start = max(starts[g] - key, 0) // STEP
-            stop = (min(stops[g] - key, BC) + STEP - 1) // STEP
-            if start < stop:
-                to = rows_of(total[g * SIDE :, p * SIDE :])
-                of = rows_of(weights[g * SIDE :, start * STEP // 2 :])
-                panel = packed[p].ctypes.data + (key // STEP + start) * 2 * TILE_BYTES
-                micro_product(to, of, panel, stop - start, True)
-
-
-@kernel
-def add_to_keys(total, weights, packed, key, window, starts, stops):
-    """total[key + window] (keys, width) += weights · packed; weights has a row for each key."""
-    for p in range(packed.shape[0]):
-        for j in range(window[0], window[1], SIDE):
-            start, stop = groups_that_see(starts, stops, key + j, key + j + SIDE)
-            if start < stop:
-                to = rows_of(total[key + j :, p * SIDE :])
-                of = rows_of(weights[j:, start * SIDE :])
-                panel = packed[p].ctypes.data + start * 2 * TILE_BYTES
-                micro_product(to, of, panel, stop - start, True)
+            transpose(here, to.shape[1], of, pairs.shape[1])

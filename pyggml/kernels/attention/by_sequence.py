@@ -18,6 +18,7 @@ from pyggml.graph.call import Call
 from pyggml.jit.frames import Frame, Ints1, Ints2, Longs1, Longs2
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.jit.tasks import TaskStage, gate, launch, stage, task_code
+from pyggml.kernels.attention.flash_tile import MR
 from pyggml.kernels.attention.path import (
     PROBLEMS,
     AttentionPath,
@@ -26,7 +27,6 @@ from pyggml.kernels.attention.path import (
     SomeQueries,
     layout_of,
 )
-from pyggml.kernels.attention.tiles import MR
 
 MOST_TOGETHER = 16  # queries of a problem of few, which bounds its scratch
 _RUNS_KEPT = 4  # bound runs

@@ -42,11 +42,11 @@ from pyggml.kernels.attention.decode_tile import (
     score_tile,
     value_tile,
 )
+from pyggml.kernels.attention.flash_tile import MR
 from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward, SomeQueries
 from pyggml.kernels.attention.row_softmax import LANES as ROW_LANES
 from pyggml.kernels.attention.row_softmax import row_top, row_weights
 from pyggml.kernels.attention.softmax import NO_KEYS
-from pyggml.kernels.attention.tiles import MR
 from pyggml.kernels.attention.widen import as_bits, as_bytes
 from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.kernels.gemm.panels import rounded_up

@@ -22,7 +22,6 @@ from pyggml.jit.llvm import (
     I32,
     I64,
     broadcast,
-    every,
     fma,
     from_f16,
     load,
@@ -30,6 +29,7 @@ from pyggml.jit.llvm import (
     store,
     totals,
 )
+from pyggml.kernels.gemm.microkernel import zeros
 
 KEYS = 4
 _AHEAD = 12 << 10  # bytes ahead that rows are fetched into the second cache, measured
@@ -209,10 +209,7 @@ def score_tile(typing: Any, n_heads: Any, k: Any, keys: Any, scores: Any, q: Any
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tile = _Tile(context, builder, signature, arguments)
         (scores, score_rows), (queries, q_rows) = tile.rows(0), tile.rows(1)
-        chains = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(KEYS)] for _ in q_rows]
-        for own in chains:
-            for chain in own:
-                builder.store(every(_FLOATS, 0.0), chain)
+        chains = zeros(builder, _FLOATS, len(q_rows), KEYS)
 
         def add(element: Any, vectors: list[Any]) -> None:
             for row, own in zip(q_rows, chains, strict=True):

@@ -119,13 +119,9 @@ def _row_back(p, ds, lse, delta, mask, slope, scale, cap, distance):
     """p: scores to probabilities; ds: do·v to d(loss)/d(q·k)."""
     for j in range(p.size):
         ds[j] -= delta
-    if cap > _ZERO:
-        for j in range(p.size):
-            p[j] = _softcap(p[j] * scale, cap)
-            ds[j] = _softcap_back(p[j], ds[j], cap)
-    else:
-        for j in range(p.size):
-            p[j] *= scale
+    _cap(p, scale, cap)
+    for j in range(p.size if cap > _ZERO else 0):
+        ds[j] = _softcap_back(p[j], ds[j], cap)
     _add_bias(p, mask, slope, distance)
     for j in range(p.size):
         p[j] = exp32(p[j] - lse)

@@ -21,7 +21,7 @@ are neither decode, amx nor flash.
 A faster path for some CPUs is one more row, above those that it replaces.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from pyggml.jit.isa import CHOSEN
@@ -43,20 +43,16 @@ def _runnable(paths: Iterable[AttentionPath[Arrays]]) -> tuple[AttentionPath[Arr
     return tuple(path for path in paths if CHOSEN.compiled or not path.compiled)
 
 
+def _reading_all(*paths: AttentionPath[Forward]) -> Iterator[AttentionPath[Forward]]:
+    """Each path as it is, then for keys and values of all other types."""
+    return (form for path in paths for form in (path, after_widening(path)))
+
+
 _ALONE: tuple[AttentionPath[Forward], ...] = _runnable(
     (
         decode.FORWARD,
-        *((amx.FORWARD, after_widening(amx.FORWARD)) if CHOSEN.tiles else ()),
-        flash.IN_PAIRS,
-        after_widening(flash.IN_PAIRS),
-        flash.FORWARD,
-        after_widening(flash.FORWARD),
-        plain.FORWARD,
-        after_widening(plain.FORWARD),
-        rows.FORWARD,
-        after_widening(rows.FORWARD),
-        unfused.FORWARD,
-        after_widening(unfused.FORWARD),
+        *(_reading_all(amx.FORWARD) if CHOSEN.tiles else ()),
+        *_reading_all(flash.IN_PAIRS, flash.FORWARD, plain.FORWARD, rows.FORWARD, unfused.FORWARD),
     )
 )
 FORWARD = (by_sequence(_ALONE), *_ALONE)

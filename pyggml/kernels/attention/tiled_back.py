@@ -14,14 +14,24 @@ from collections.abc import Callable
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import Code, kernel
+from pyggml.jit import kernel
 from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2
 from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
 from pyggml.jit.simd import dot, fill
-from pyggml.jit.tasks import task_code
+from pyggml.jit.tasks import stage, task_code, whole
+from pyggml.kernels.attention.pair_softmax import softmax_pairs_back
 from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Backward
 from pyggml.kernels.attention.softmax import BC, ZERO, ScoreBlock, columns_in, group_ranges
-from pyggml.kernels.attention.tiled import AttentionTiles, Pack, arrays_of_tile, bind_tiles, call_of
+from pyggml.kernels.attention.tile_products import add_to_keys, add_to_queries, scores
+from pyggml.kernels.attention.tiles import (
+    AttentionTiles,
+    TileSizes,
+    arrays_of_tile,
+    bind_tiles,
+    call_of,
+    panels_from,
+    queries_from,
+)
 from pyggml.kernels.gemm.panels import LANES, rounded_up, split
 from pyggml.sizes import round_up
 
@@ -29,24 +39,61 @@ FEWEST_TASKS = 16  # if there are enough tiles
 
 
 class BackwardTiles(AttentionTiles):
-    """A task takes one head, or some tiles of its queries, with as many tasks for each head. The
-    kernels of a kind are
+    """A task takes one head, or some tiles of its queries, with as many tasks for each head. Of its
+    kind are the kernels
 
-    load(f, thread, head, first, n_rows)                        Q and dO of a tile
-    meet(f, task, thread, key_head, block, starts, stops, dq)   of a tile of keys: P, dS, dq += dS·K
-                                                                and the task's sums of dK and dV
+    load(f, rows, packed, x, first, n_rows, head, spare)   rows of a tile of x, as both operands
+    softmax_back(f, thread, i, s, dp, block, starts, stops)   P and dS of the queries at row i; dS
+    key_weights(f, thread, which, window, n_rows)   dS (0) or P (1) of a tile, and its steps from
+                                                    key to key and along the queries
     """
 
     WRITTEN = ("dq", "sums", "summed")
+    PACKED = ("packed_kt", "packed_k", "packed_vt")
+    packed_k: Floats3
+    packed_vt: Floats3  # Vᵀ
     dq: Floats3
     do: Floats3
     sums: Floats3  # rows of dK and dV, two for each task, as long as the longer of both
     summed: Ints2  # of each task, the first of the keys with sums, and the one past the last
     # of each thread
+    do_rows: Floats3
+    packed_q: Floats3
+    packed_do: Floats3
     dp: Floats3  # as s: dO·Vᵀ
-    dq_tile: Floats3  # (QUERIES, width)
+    dq_tile: Floats3
     log_sums: Floats2  # of the tile's queries: lse
     delta: Floats2
+
+    @kernel
+    def pack_keys(f, thread, head, first, n_used):
+        spare, k = f.spare[thread], panels_from(f, f.packed_k[head], first)
+        f.pack_transposed(f.packed_kt[head], f.k, first, head, n_used, spare)
+        f.pack(k, f.k, first, BC, head, n_used, spare)
+        f.pack_transposed(f.packed_vt[head], f.v, first, head, n_used, spare)
+
+
+class PairGradients(BackwardTiles):
+    """Those of a kind whose P and dS are bfloat16. Of each thread:"""
+
+    ds: Floats3  # pairs of keys
+    p_pairs: Floats3  # pairs of queries
+    ds_pairs: Floats3
+
+    @kernel
+    def softmax_back(f, thread, i, s, dp, block, starts, stops):
+        ds, lse, delta = f.ds[thread], f.log_sums[thread][i:], f.delta[thread][i:]
+        p_pairs, ds_pairs = f.p_pairs[thread][i // 2 :], f.ds_pairs[thread][i // 2 :]
+        group, step = f.sizes().group, max(f.sizes().step, f.sizes().lanes)
+        softmax_pairs_back(ds, p_pairs, ds_pairs, s, dp, lse, delta, block, starts, stops, group,
+                           step, f.scale)  # fmt: skip
+        return ds
+
+
+def own_of_pairs(sizes: TileSizes) -> dict[str, tuple[int, int]]:
+    """What PairGradients has of each thread."""
+    pairs = dict.fromkeys(("p_pairs", "ds_pairs"), (sizes.queries // 2, sizes.lds))
+    return pairs | {"ds": (sizes.together, sizes.ldp)}
 
 
 @kernel
@@ -66,13 +113,13 @@ def _tiles_of(span, n_queries, part, n_parts):
 @kernel
 def _begin_sums(f, task, tiles):
     """Zeros for the keys that a task's tiles see, in whole tiles, and the last group beyond."""
-    first, stop, span = f.span.shape[0], 0, f.span
+    first, stop, span, n = f.span.shape[0], 0, f.span, f.sizes().queries
     for tile in range(tiles[0], tiles[1], tiles[2]):
-        for i in range(tile * f.n_queries, min((tile + 1) * f.n_queries, span.shape[0])):
+        for i in range(tile * n, min((tile + 1) * n, span.shape[0])):
             if span[i, 0] < span[i, 1]:
                 first, stop = min(first, span[i, 0]), max(stop, span[i, 1])
     first = min(first, stop) // BC * BC
-    stop = min(rounded_up(stop, BC) + f.group, f.sums.shape[1]) if stop else 0
+    stop = min(rounded_up(stop, BC) + f.sizes().group, f.sums.shape[1]) if stop else 0
     f.summed[task, 0], f.summed[task, 1] = first, stop
     for i in range(2):
         fill(f.sums[2 * task + i, first:stop].reshape(-1), ZERO)
@@ -90,20 +137,39 @@ def _load_sums(f, thread, head, first, n, n_rows):
 
 
 @kernel
+def _meet(f, task, thread, key_head, block, starts, stops, dq):
+    """A tile of keys: P and dS, dq += dS·K, some queries at a time; then the sums of dK and dV."""
+    n, key = f.sizes().together, block.key
+    for i in range(0, dq.shape[0], n):
+        own, start, stop = queries_from(f, block, starts, stops, i)
+        at, dq_here = i % f.s.shape[1], dq[i : i + n]
+        s, dp = f.s[thread][at : at + dq_here.shape[0]], f.dp[thread][at : at + dq_here.shape[0]]
+        scores(f, s, f.q_rows[thread][i:], f.packed_kt[key_head], key, start, stop)
+        scores(f, dp, f.do_rows[thread][i:], f.packed_vt[key_head], key, start, stop)
+        ds = f.softmax_back(thread, i, s, dp, own, start, stop)
+        add_to_queries(f, dq_here, ds, f.packed_k[key_head], key, start, stop)
+    for which, packed in enumerate((f.packed_q[thread], f.packed_do[thread])):
+        weights, row, step = f.key_weights(thread, which, block.window, dq.shape[0])
+        add_to_keys(f, f.sums[2 * task + which], weights, row, step, packed, block, starts, stops)
+
+
+@kernel
 def _tile(f, task, thread, head, first):
     """dQ of a tile of queries; its share of dK and dV is added to the task's sums."""
-    n = min(f.n_queries, f.q.shape[0] - first)
-    n_groups = (n + f.group - 1) // f.group
-    n_rows = n_groups * f.group
+    group, spare = f.sizes().group, f.spare[thread]
+    n = min(f.sizes().queries, f.q.shape[0] - first)
+    n_groups = (n + group - 1) // group
+    n_rows = n_groups * group
     starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
     dq = f.dq_tile[thread][:n_rows]
     _load_sums(f, thread, head, first, n, n_rows)
-    f.load(thread, head, first, n_rows)
+    f.load(f.q_rows[thread][:n_rows], f.packed_q[thread], f.q, first, n_rows, head, spare)
+    f.load(f.do_rows[thread][:n_rows], f.packed_do[thread], f.do, first, n_rows, head, spare)
     fill(dq.reshape(-1), ZERO)
-    start, stop = group_ranges(starts, stops, f.span, first, f.group)
+    start, stop = group_ranges(starts, stops, f.span, first, group)
     for key in range(start // BC * BC, stop, BC):
-        block = ScoreBlock(f.span, first, key, columns_in(start, stop, key, f.group))
-        f.meet(task, thread, head // f.repeats, block, starts, stops, dq)
+        block = ScoreBlock(f.span, first, key, columns_in(start, stop, key, group))
+        _meet(f, task, thread, head // f.repeats, block, starts, stops, dq)
     for i in range(n):
         to, of = f.dq[first + i, head], dq[i]
         for j in range(to.shape[0]):
@@ -112,18 +178,17 @@ def _tile(f, task, thread, head, first):
 
 def _backward_task(f, task, thread):
     n_parts = f.sums.shape[0] // 2 // f.q.shape[1]  # tasks of a head
-    tiles = _tiles_of(f.span, f.n_queries, task % n_parts, n_parts)
+    tiles = _tiles_of(f.span, f.sizes().queries, task % n_parts, n_parts)
     _begin_sums(f, task, tiles)
     f.begin(thread)
     for tile in range(tiles[0], tiles[1], tiles[2]):
-        _tile(f, task, thread, task // n_parts, tile * f.n_queries)
+        _tile(f, task, thread, task // n_parts, tile * f.sizes().queries)
     f.end(thread)
 
 
 class KeyGradients(Frame):
     """A task makes dK and dV of BC keys of one key head: the sums of all tasks of this head."""
 
-    WRITTEN = ("dk", "dv")
     dk: Floats3
     dv: Floats3
     sums: Floats3
@@ -167,53 +232,48 @@ def _keys_task(f, task, thread):
 
 def n_tasks(tiles: type[BackwardTiles], p: AttentionProblem) -> int:
     """Tasks of the pass: equally many for each head."""
-    return p.n_heads * min(-(-p.n_queries // tiles.QUERIES), -(-FEWEST_TASKS // p.n_heads))
+    return p.n_heads * min(-(-p.n_queries // tiles.SIZES.queries), -(-FEWEST_TASKS // p.n_heads))
 
 
-_CODES: dict[type, Code] = {}  # by the kind of tiles
-
-
-def _code_of(tiles: type[BackwardTiles]) -> Code:
-    if tiles not in _CODES:
-        _CODES[tiles] = task_code(tiles)(_backward_task)
-    return _CODES[tiles]
+def _layout(tiles: type[BackwardTiles], p: AttentionProblem) -> Layout:
+    sizes, d, dv = tiles.SIZES, p.head_size, p.value_size
+    n, keys = n_tasks(tiles, p), round_up(p.n_keys, BC) + sizes.group
+    return Layout(
+        **{"dp": per_thread(sizes.together, sizes.lds)} | arrays_of_tile(tiles, p),
+        packed_k=sizes.packed_keys(p, d),
+        packed_vt=sizes.transposed_keys(p, dv),
+        do_rows=sizes.rows(dv),
+        packed_q=per_thread(*sizes.packed(sizes.queries, d)),
+        packed_do=per_thread(*sizes.packed(sizes.queries, dv)),
+        sums=Array((2 * n, keys, sizes.width(max(d, dv)))),
+        summed=Array((n, 2), np.int32),
+        dq_tile=per_thread(sizes.queries, sizes.width(d)),
+        **dict.fromkeys(("log_sums", "delta"), per_thread(round_up(sizes.queries, LANES))),
+    )
 
 
 def tiled_backward(
     name: str,
     tiles_of: Callable[[AttentionProblem], type[BackwardTiles]],
     takes: Callable[[AttentionProblem], bool],
-    arrays: Callable[[AttentionProblem], dict[str, Array]],
-    pack: Pack,
-    width: Callable[[int], int],
 ) -> AttentionPath[Backward]:
-    """The path of the kind of tiles that a problem has; arrays: its scratch; width: of a row of so
-    many results."""
+    """The path of the kind of tiles that a problem has."""
 
     def layout(p: AttentionProblem) -> Layout:
-        tiles, longest = tiles_of(p), max(p.head_size, p.value_size)
-        n, keys = n_tasks(tiles, p), round_up(p.n_keys, BC) + tiles.GROUP
-        rows = per_thread(round_up(tiles.QUERIES, LANES))
-        return Layout(
-            **arrays_of_tile(tiles),
-            **arrays(p),
-            sums=Array((2 * n, keys, width(longest))),
-            summed=Array((n, 2), np.int32),
-            dp=per_thread(*tiles.SCORES),
-            dq_tile=per_thread(tiles.QUERIES, width(p.head_size)),
-            **dict.fromkeys(("log_sums", "delta"), rows),
-        )
+        return _layout(tiles_of(p), p)
 
     def bind(p: AttentionProblem, a: Backward, scratch: Scratch) -> Call:
         tiles = tiles_of(p)
-        f = bind_tiles(tiles, p, a, scratch, do=a.do, dq=a.dq)
+        f, n = bind_tiles(tiles, p, a, scratch, do=a.do, dq=a.dq), n_tasks(tiles, p)
         keys = KeyGradients(
-            dk=a.dk, dv=a.dv, scale=float(a.scale), repeats=n_tasks(tiles, p) // p.n_key_heads,
+            dk=a.dk, dv=a.dv, scale=float(a.scale), repeats=n // p.n_key_heads,
             sums=scratch["sums"], summed=scratch["summed"],
         )  # fmt: skip
-        return call_of(
-            layout(p), scratch, pack(p, a, scratch), (_code_of(tiles), f, n_tasks(tiles, p)),
-            (_keys_task, keys, p.n_key_heads * -(-p.n_keys // BC)),
+        reads, writes = (whole(scratch[x]) for x in ("sums", "summed")), (a.dk, a.dv)
+        add_up = stage(
+            _keys_task, keys, p.n_key_heads * -(-p.n_keys // BC), *reads,
+            *(whole(x, False) for x in writes),
         )  # fmt: skip
+        return call_of(layout(p), scratch, p, _backward_task, f, n, add_up)
 
     return AttentionPath(name, True, takes, layout, bind)

@@ -1,170 +1,213 @@
-"""Tiles of attention for the microkernels: their sizes, and how operands are packed.
+"""Attention in tiles (Dao et al. 2022, 2023): what both passes have, whatever the tiles are.
 
-A tile of scores has BR queries (B_r of Dao et al.) and BC keys, with LDS floats from row to row.
-The microkernel broadcasts the words of its first operand, rows that need no packing. The other
-operand is packed into panels of PANEL columns (pyggml.kernels.gemm.tile):
+First K and V are packed, up to the last key that any query sees: the rest of a cache is empty. A
+task then takes a tile's queries of one head, and goes over the tiles of BC keys.
 
-    pack              X:  columns are features, the depth counts tokens
-    pack_transposed   Xᵀ: columns are tokens, the depth counts features
+A kind of tiles is a TileSizes and kernels, in classes of which its frames inherit:
 
-Both are padded with zeros to whole panels and tiles. With `pairs` a word holds two bfloat16,
-neighbours along the depth.
+load_rows(f, rows, x, first, head, n_used, spare)          rows of one head of x
+pack(f, packed, x, first, n, head, n_used, spare)          X:  columns are features
+pack_transposed(f, packed, x, first, head, n_used, spare)  Xᵀ of BC rows: columns are tokens
+multiply(f, a, row, step, b, c, ldc, depth, adding)        C (group, panel) (+)= A · B
+sizes(f)                                                   the TileSizes, constants for LLVM
+
+The first operand of a product lies in rows, the second in panels of so many columns
+(pyggml.kernels.gemm.tile); both in words, which hold one number each or two, neighbours along k.
+Rows from `n_used` on, and what fills up panels, are zeros. In `multiply` depth, and A's steps from
+row to row and along k, count words.
 """
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from pyggml.graph.call import Call
 from pyggml.jit import kernel
-from pyggml.jit.frames import Bool, Floats3
-from pyggml.jit.scratch import Array, per_thread
-from pyggml.jit.simd import fill
-from pyggml.jit.tasks import task_code
-from pyggml.kernels.attention.softmax import BC, ZERO
-from pyggml.kernels.attention.tiled import KeyPacking, Packing, rows_to_pack
-from pyggml.kernels.gemm.panels import (
-    LANES,
-    PAIR_NUMBERS,
-    round_numbers,
-    round_row,
-    round_two,
-    transpose,
-    transpose_rounded,
-)
-from pyggml.kernels.gemm.tile import ATTENTION_FLOATS, ATTENTION_PAIRS
+from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Int, Ints2
+from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
+from pyggml.jit.tasks import TaskStage, frame_code, launch, of_threads, stage, whole
+from pyggml.kernels.attention.path import AttentionProblem, Forward
+from pyggml.kernels.attention.softmax import BC, ScoreBlock
+from pyggml.kernels.gemm.panels import LANES
 from pyggml.sizes import round_up
 
-MR, PANEL = ATTENTION_FLOATS.mr, ATTENTION_FLOATS.panel  # of pairs, too
-BR = BC // MR * MR  # queries, in whole groups
-LDS = round_up(round_up(BC, MR), LANES)  # whole groups of keys
-LDP = LDS // 2  # words from row to row of probabilities, pairs of keys
 
-# -- sizes --------------------------------------------------------------------------------------
+class TileSizes(NamedTuple):
+    """The numbers of a kind of tiles.
 
+    queries   of a tile: whole groups
+    group     rows of the first operand that a product takes
+    together  queries whose scores are there at once
+    panel     columns of the second operand
+    per_word  numbers in a word
+    step      numbers of k that products begin and end with
+    lanes     words of a vector: rows are padded to whole ones
+    pad       words after each row and panel: a power of two apart, they would meet in few sets
+    parts     of a number of Q and K, from which scores are made
+    """
 
-def panel_width(d: int) -> int:
-    """d features, rounded up to whole panels."""
-    return round_up(d, PANEL)
+    queries: int
+    group: int
+    together: int
+    panel: int
+    per_word: int
+    step: int
+    lanes: int
+    pad: int = 0
+    parts: int = 1
 
+    @property
+    def lds(self) -> int:
+        """Floats from row to row of scores: whole groups of keys."""
+        return round_up(round_up(BC, self.group), self.lanes) + self.pad
 
-def row_words(d: int, pairs: bool) -> int:
-    """Words of a row of D numbers, in whole vectors."""
-    return ATTENTION_PAIRS.words(d) if pairs else round_up(d, LANES)
+    @property
+    def ldp(self) -> int:
+        """Words from row to row of probabilities, pairs of keys."""
+        return round_up(round_up(BC, self.group), self.lanes) // 2 + self.pad
 
+    def width(self, d: int) -> int:
+        """d features in whole panels."""
+        return round_up(d, self.panel)
 
-def packed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
-    """X (n, n_heads, d) packed: heads, panels, words of a panel."""
-    depth = round_up(n, BC)
-    return Array((n_heads, panel_width(d) // PANEL, (depth // 2 if pairs else depth) * PANEL))
+    def row_words(self, d: int, parts: int = 1) -> int:
+        """Words of a row of D numbers, in whole vectors."""
+        return parts * round_up(d, self.per_word * self.lanes) // self.per_word
 
+    def rows(self, d: int, parts: int = 1) -> Array:
+        """A tile's rows of one head, of each thread."""
+        return per_thread(self.queries, self.row_words(d, parts) + self.pad)
 
-def packed_transposed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
-    """Xᵀ packed: heads, panels, words of a panel."""
-    return Array((n_heads, round_up(n, BC) // PANEL, row_words(d, pairs) * PANEL))
+    def packed(self, n: int, d: int) -> tuple[int, int]:
+        """(panels, words of a panel) of X (n, d)."""
+        return self.width(d) // self.panel, n // self.per_word * self.panel + self.pad
 
+    def packed_keys(self, p: AttentionProblem, d: int) -> Array:
+        """X (S, HK, d) packed."""
+        return Array((p.n_key_heads, *self.packed(round_up(p.n_keys, BC), d)))
 
-def spare_array(d: int, pairs: bool) -> Array:
-    """Scratch of each thread for packing."""
-    floats = max(LANES * row_words(d, pairs), 2 * panel_width(d)) + PAIR_NUMBERS
-    return per_thread(round_up(floats, LANES))
+    def transposed_keys(self, p: AttentionProblem, d: int, parts: int = 1) -> Array:
+        """Xᵀ packed."""
+        n_panels = round_up(p.n_keys, BC) // self.panel
+        return Array((p.n_key_heads, n_panels, self.row_words(d, parts) * self.panel + self.pad))
 
-
-# -- packing ------------------------------------------------------------------------------------
-
-
-@kernel
-def _copy_row(row, x, t, head, n_used):
-    """row = one head of x at t, or zeros from `n_used` on; zeros after its D numbers."""
-    d = x.shape[2] if t < n_used else 0
-    for i in range(d):
-        row[i] = x[t, head, i]
-    fill(row[d:], ZERO)
-
-
-@kernel
-def load_rows(rows, x, first, head, n_used, pairs, spare):
-    """rows (n, words) = rows `first` … of one head of x; zeros from row `n_used` on."""
-    done, d = 0, x.shape[2]
-    if pairs and d % PAIR_NUMBERS == 0 and first < n_used:
-        done, of = min(rows.shape[0], n_used - first), x[first, head].ctypes.data
-        for i in range(done):
-            round_row(rows.ctypes.data + i * d * 2, of + i * x.shape[1] * d * 4, d)
-    for i in range(done, rows.shape[0]):
-        if pairs and first + i < n_used:
-            round_numbers(rows[i], x[first + i, head], spare)
-        else:
-            _copy_row(rows[i], x, first + i, head, n_used)
-
-
-@kernel
-def pack(packed, x, first, n, head, n_used, pairs, spare):
-    """Rows first … first + n of one head of x, n even; zeros from row `n_used` on."""
-    width = packed.shape[0] * PANEL
-    one, other = spare[:width], spare[width : 2 * width]
-    as_they_lie = pairs and x.shape[2] == width
-    for t in range(0, n, 2):
-        if as_they_lie and first + t + 1 < n_used:
-            a, b = x[first + t, head].ctypes.data, x[first + t + 1, head].ctypes.data
-            for p in range(packed.shape[0]):
-                to = packed[p, t // 2 * PANEL :].ctypes.data
-                round_two(to, a + p * PANEL * 4, b + p * PANEL * 4, PANEL)
-            continue
-        _copy_row(one, x, first + t, head, n_used)
-        _copy_row(other, x, first + t + 1, head, n_used)
-        for p in range(packed.shape[0]):
-            panel, of = packed[p], p * PANEL
-            if pairs:
-                to = panel[t // 2 * PANEL :].ctypes.data
-                round_two(to, one[of:].ctypes.data, other[of:].ctypes.data, PANEL)
-                continue
-            for j in range(PANEL):
-                panel[t * PANEL + j] = one[of + j]
-                panel[(t + 1) * PANEL + j] = other[of + j]
+    def spare(self, d: int) -> Array:
+        """What each thread packs with."""
+        rows = self.lanes * (self.row_words(d, self.parts) + self.pad)
+        return per_thread(round_up(rows + 2 * (self.width(d) + self.lanes), LANES))
 
 
-@kernel
-def pack_transposed(packed, x, first, head, n_used, pairs, spare):
-    """BC rows of one head of x from `first` on, in whole panels; zeros from row `n_used` on."""
-    n_words = packed.shape[1] // PANEL
-    rows, d = spare[: LANES * n_words].reshape(LANES, n_words), x.shape[2]
-    for t in range(first, first + BC, LANES):
-        to = packed[t // PANEL].ctypes.data + t % PANEL * 4
-        if pairs and d == 2 * n_words and t + LANES <= n_used:
-            of = x[t, head].ctypes.data
-            for j in range(0, n_words, LANES):
-                transpose_rounded(to + j * PANEL * 4, PANEL, of + j * 8, x.shape[1] * d)
-            continue
-        load_rows(rows, x, t, head, n_used, pairs, spare[LANES * n_words :])
-        for j in range(0, n_words, LANES):
-            transpose(to + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, n_words)
+class AttentionTiles(Frame):
+    """The frame of a pass. Its stages are packing and, tile by tile, all else."""
+
+    SIZES: ClassVar[TileSizes]
+    OWN: ClassVar[dict[str, tuple[int, int]]] = {}  # shapes of what threads have besides
+    WRITTEN: ClassVar[tuple[str, ...]]
+    PACKED: ClassVar[tuple[str, ...]]
+    sizes: ClassVar[Any]  # and the other kernels of a kind
+    load_rows: ClassVar[Any]
+    pack: ClassVar[Any]
+    pack_transposed: ClassVar[Any]
+    multiply: ClassVar[Any]
+    q: Floats3
+    k: Floats3
+    v: Floats3
+    o: Floats3
+    lse: Floats2
+    span: Ints2
+    scale: Float
+    repeats: Int  # query heads to a key head
+    packed_kt: Floats3  # Kᵀ
+    # of each thread
+    q_rows: Floats3
+    s: Floats3  # rows of scores
+    starts: Ints2  # of each group, as group_ranges has them
+    stops: Ints2
+    spare: Floats2
+
+    @kernel
+    def begin(f, thread):
+        """What a task does before its first product."""
+
+    @kernel
+    def end(f, thread):
+        """What it does after its last one."""
 
 
-class HeadPacking(KeyPacking):
-    packed: Floats3
-    pairs: Bool
-
-
-@task_code(HeadPacking)
-def _pack_task(f, task, thread):
-    head, first, n_used = rows_to_pack(f, task)
+def pack_task(f, task, thread):
+    """BC rows of a head's keys and values."""
+    n_blocks, n_used = (f.k.shape[0] + BC - 1) // BC, np.int64(0)
+    for i in range(f.span.shape[0]):
+        n_used = max(n_used, np.int64(f.span[i, 1]))
+    head, first = task // n_blocks, task % n_blocks * BC
     if first < n_used:
-        packed = f.packed[head][:, first // (2 if f.pairs else 1) * PANEL :]
-        pack(packed, f.x, first, BC, head, n_used, f.pairs, f.spare[thread])
+        f.pack_keys(thread, head, first, n_used)
 
 
-@task_code(HeadPacking)
-def _pack_transposed_task(f, task, thread):
-    head, first, n_used = rows_to_pack(f, task)
-    if first < n_used:
-        pack_transposed(f.packed[head], f.x, first, head, n_used, f.pairs, f.spare[thread])
+@kernel
+def panels_from(f, packed, first):
+    """The part of panels of packed rows of X that begins with row `first`."""
+    return packed[:, first // f.sizes().per_word * f.sizes().panel :]
 
 
-def packing(
-    x: np.ndarray,
-    packed: np.ndarray,
-    transposed: bool,
-    pairs: bool,
-    span: np.ndarray,
-    spare: np.ndarray,
-) -> Packing:
-    """What packs x, or xᵀ."""
-    f = HeadPacking(x=x, packed=packed, span=span, pairs=pairs, spare=spare)
-    return (_pack_transposed_task if transposed else _pack_task), f
+@kernel
+def queries_from(f, block, starts, stops, i):
+    """Of the queries at row i of a tile, those whose scores are there at once: their scores, and
+    the keys that each of their groups sees."""
+    first, last = i // f.sizes().group, (i + f.sizes().together) // f.sizes().group
+    own = ScoreBlock(block.span, block.first + i, block.key, block.window)
+    return own, starts[first:last], stops[first:last]
+
+
+# -- binding --------------------------------------------------------------------------------------
+
+Tiles = TypeVar("Tiles", bound=AttentionTiles)
+
+
+def arrays_of_tile(tiles: type[AttentionTiles], p: AttentionProblem) -> dict[str, Array]:
+    """Scratch of both passes."""
+    sizes, own = tiles.SIZES, {name: per_thread(*shape) for name, shape in tiles.OWN.items()}
+    n_groups = per_thread(round_up(sizes.queries // sizes.group, LANES), dtype=np.int32)
+    return {
+        "packed_kt": sizes.transposed_keys(p, p.head_size, sizes.parts),
+        "q_rows": sizes.rows(p.head_size, sizes.parts),
+        "s": per_thread(sizes.together, sizes.lds),
+        "starts": n_groups,
+        "stops": n_groups,
+        "spare": sizes.spare(max(p.head_size, p.value_size)),
+    } | own
+
+
+def bind_tiles(
+    tiles: type[Tiles], p: AttentionProblem, a: Forward, scratch: Scratch, **fields: Any
+) -> Tiles:
+    """The frame; fields: what only one pass has."""
+    own = {name: x for name, x in scratch.items() if name in tiles.fields}
+    return tiles(
+        q=a.q, k=a.k, v=a.v, o=a.o, lse=a.lse, span=a.span,
+        scale=float(a.scale), repeats=p.repeats, **own, **fields,
+    )  # fmt: skip
+
+
+def call_of(
+    layout: Layout, scratch: Scratch, p: AttentionProblem, task: Callable[..., None],
+    f: AttentionTiles, n_tasks: int, *further: TaskStage,
+) -> Call:  # fmt: skip
+    """The call that packs keys and values, runs so many tasks, and then further stages."""
+    tiles, values = type(f), {n: x for n, x in f.values.items() if isinstance(x, np.ndarray)}
+    own = {n: x for n, x in values.items() if n in layout.arrays and layout[n].of_threads}
+    packed = [whole(values[name], False) for name in tiles.PACKED]
+    reads = [whole(x) for x in (f.values["k"], f.values["v"], f.values["span"])]
+    spare = of_threads({"spare": scratch["spare"]})
+    n_packs = p.n_key_heads * -(-p.n_keys // BC)
+    pack = stage(frame_code(pack_task, tiles), f, n_packs, *reads, *packed, *spare)
+    touches = [
+        whole(x, n not in tiles.WRITTEN) for n, x in values.items() if n not in (*own, "k", "v")
+    ]
+    return Call(
+        launch,
+        pack,
+        stage(frame_code(task, tiles), f, n_tasks, *touches, *of_threads(own)),
+        *further,
+    )

@@ -25,7 +25,6 @@ from pyggml.jit.llvm import (
     I64,
     at,
     broadcast,
-    every,
     fma,
     load,
     prefetch,
@@ -69,59 +68,58 @@ def make_strided_product(tile: Tile) -> Any:
 def _emit_tile_product(builder: Any, operand: Any, arguments: Any, tile: Tile) -> None:
     """operand is a and its steps from row to row and along k."""
     b, ldb, c, ldc, k, accumulate = arguments
-    vector = ir.VectorType(F32, tile.lanes)
     multiply = _emit_square_loop if tile.square else _emit_depth_loop
     sums = multiply(builder, operand, b, ldb, k, tile)
-    summed, plain = builder.append_basic_block("add"), builder.append_basic_block("store")
-    done = builder.append_basic_block("done")
-    adds = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
-    builder.cbranch(adds, summed, plain)
-    for block, with_old in ((summed, True), (plain, False)):
-        builder.position_at_end(block)
-        for i in range(tile.mr):
-            row = builder.mul(ldc, ir.Constant(I64, i))
-            for j in range(tile.nv):
-                target = at(builder, c, row, j * vector.count)
-                value = sums[i][j]
-                if with_old:
-                    value = builder.fadd(load(builder, target, vector), value)
-                store(builder, value, target)
-        builder.branch(done)
-    builder.position_at_end(done)
+    put_tile(builder, [v for row in sums for v in row], tile_at(builder, c, ldc, tile), accumulate)
+
+
+def tile_at(builder: Any, c: Any, ldc: Any, tile: Tile) -> list[Any]:
+    """Where the vectors of a tile lie, row by row."""
+    starts = [builder.mul(ldc, ir.Constant(I64, i)) for i in range(tile.mr)]
+    return [at(builder, c, start, j * tile.lanes) for start in starts for j in range(tile.nv)]
+
+
+def put_tile(builder: Any, sums: list[Any], to: list[Any], accumulate: Any) -> None:
+    """Write sums, or add them unless accumulate is 0."""
+    adds = builder.icmp_signed("!=", accumulate, accumulate.type(0))
+    with builder.if_else(adds) as parts:
+        for part, old in zip(parts, (True, False), strict=True):
+            with part:
+                for value, target in zip(sums, to, strict=True):
+                    more = builder.fadd(load(builder, target, value.type), value) if old else value
+                    store(builder, more, target)
+
+
+def zeros(builder: Any, kind: Any, *shape: int) -> Any:
+    """Variables of this shape, one or lists of them, that are 0; LLVM keeps them in registers."""
+    if not shape:
+        return cgutils.alloca_once_value(builder, ir.Constant(kind, None))
+    return [zeros(builder, kind, *shape[1:]) for _ in range(shape[0])]
 
 
 def _emit_depth_loop(
     builder: Any, operand: Any, b: Any, ldb: Any, k: Any, tile: Tile
 ) -> list[list[Any]]:
     """The loop over k with all sums in registers; returns them."""
-    (a, row_step, a_step), (mr, nv) = operand, (tile.mr, tile.nv)
-    vector, entry = ir.VectorType(F32, tile.lanes), builder.block
-    loop, after = builder.append_basic_block("depth"), builder.append_basic_block("after")
-    zero = ir.Constant(I64, 0)
-    builder.branch(loop)
+    (a, row_step, a_step), vector = operand, ir.VectorType(F32, tile.lanes)
+    cells, step_at = zeros(builder, vector, tile.mr, tile.nv), zeros(builder, I64)
+    loop, after = (builder.append_basic_block(name) for name in ("depth", "after"))
+    builder.branch(loop)  # k is 1 or more
     builder.position_at_end(loop)
-    step = builder.phi(I64)
-    step.add_incoming(zero, entry)
-    sums = [[builder.phi(vector) for _ in range(nv)] for _ in range(mr)]
-    for row in sums:
-        for phi in row:
-            phi.add_incoming(ir.Constant(vector, [0.0] * vector.count), entry)
-    b_row = builder.mul(step, ldb)
-    columns = [load(builder, at(builder, b, b_row, j * vector.count), vector) for j in range(nv)]
-    a_start = builder.mul(step, a_step)
-    news = []
-    for i in range(mr):
+    step = builder.load(step_at)
+    b_row, a_start = builder.mul(step, ldb), builder.mul(step, a_step)
+    places = [at(builder, b, b_row, j * tile.lanes) for j in range(tile.nv)]
+    columns = [load(builder, place, vector) for place in places]
+    for i, row in enumerate(cells):
         word = builder.add(a_start, builder.mul(row_step, ir.Constant(I64, i)))
         scalar = broadcast(builder, builder.load(at(builder, a, word)), vector)
-        news.append([tile.inner(builder, scalar, columns[j], sums[i][j]) for j in range(nv)])
+        for column, cell in zip(columns, row, strict=True):
+            builder.store(tile.inner(builder, scalar, column, builder.load(cell)), cell)
     following = builder.add(step, ir.Constant(I64, 1))
-    step.add_incoming(following, loop)
-    for row, new in zip(sums, news, strict=True):
-        for phi, value in zip(row, new, strict=True):
-            phi.add_incoming(value, loop)
+    builder.store(following, step_at)
     builder.cbranch(builder.icmp_signed("<", following, k), loop, after)
     builder.position_at_end(after)
-    return news
+    return [[builder.load(cell) for cell in row] for row in cells]
 
 
 def _emit_square_loop(
@@ -132,10 +130,7 @@ def _emit_square_loop(
     (a, _, a_step), square = operand, tile.square
     assert square is not None
     word, few = (ir.VectorType(F32, n) for n in (tile.lanes, tile.lanes // 2))
-    cells = [[cgutils.alloca_once(builder, word) for _ in range(tile.panel // 2)]
-             for _ in range(tile.mr // 2)]  # fmt: skip
-    for cell in (one for row in cells for one in row):
-        builder.store(every(word, 0.0), cell)
+    cells = zeros(builder, word, tile.mr // 2, tile.panel // 2)
     with cgutils.for_range_slice(builder, k.type(0), k, k.type(2)) as (step, _):
         after = builder.add(step, ir.Constant(I64, 1))
         both = [builder.mul(at_word, ldb) for at_word in (step, after)]
@@ -200,10 +195,7 @@ def make_dot_tile(tile: Tile) -> Any:
 def _emit_dot_tile(builder: Any, arguments: Any, rows: int, mr: int, vector: Any) -> None:
     """`rows` rows of a dot tile."""
     out, x, ldx, a, lda, k = arguments
-    sums = [[cgutils.alloca_once(builder, vector) for _ in range(mr)] for _ in range(rows)]
-    for row in sums:
-        for one in row:
-            builder.store(every(vector, 0.0), one)
+    sums = zeros(builder, vector, rows, mr)
     with cgutils.for_range_slice(builder, k.type(0), k, k.type(vector.count)) as (i, _):
         starts = [builder.add(i, builder.mul(lda, ir.Constant(I64, j))) for j in range(mr)]
         columns = [load(builder, at(builder, a, start), vector) for start in starts]

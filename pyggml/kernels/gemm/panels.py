@@ -142,6 +142,13 @@ def _round_columns(block, x, ld, n_rows, depth, first, begin, n, width, spare):
 
 
 @kernel
+def transpose_words(to, ld_to, of, ld_of, n):
+    """n words of LANES rows at `of`, in whole vectors, as so many rows at `to`; addresses."""
+    for j in range(0, n, LANES):
+        transpose(to + j * ld_to * 4, ld_to, of + j * 4, ld_of)
+
+
+@kernel
 def _take_padded(to, x, n):
     """to = the first n numbers of x, then zeros."""
     for i in range(n):

@@ -8,7 +8,7 @@ A is packed in groups of mr rows, interleaved as (words, mr): its words are broa
 B is packed in panels of nv vectors of columns, as (words, panel).
 
 pyggml.kernels.gemm.panels packs floats and pairs, pyggml.kernels.gemm.int8 bytes. Thin products do
-not pack B (pyggml.kernels.gemm.thin), attention does not pack A (pyggml.kernels.attention.tiles).
+not pack B (pyggml.kernels.gemm.thin), nor attention A (pyggml.kernels.attention.flash_tile).
 """
 
 from collections.abc import Callable

@@ -16,11 +16,11 @@ from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.kernels.attention import AttentionProblem, flash, plain
 from pyggml.kernels.attention.flash import FloatBackward
+from pyggml.kernels.attention.flash_tile import BR, PAIRS
 from pyggml.kernels.attention.pair_softmax import softmax_pairs, softmax_pairs_back
 from pyggml.kernels.attention.row_softmax import SCALES
 from pyggml.kernels.attention.softmax import BC, ScoreBlock
 from pyggml.kernels.attention.tiled_back import FEWEST_TASKS, n_tasks
-from pyggml.kernels.attention.tiles import BR, LDP, LDS
 from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
 from pyggml.ops.attention.attention import may_round
@@ -316,8 +316,9 @@ def test_a_group_that_sees_no_key_of_a_tile_writes_nothing(start, key, rng):
     the MR keys from `start` on, the tile has those from `key` on."""
     seen = np.tile(np.int32([start, start + MR]), (MR, 1))
     starts, stops = np.array([start], np.int32), np.array([start + MR], np.int32)
-    s, dp = (rng.standard_normal((MR, LDS)).astype(np.float32) for _ in range(2))
-    p, ds, p_pairs, ds_pairs = (np.full((2 * MR, n), 7, np.float32) for n in (LDP, LDP, LDS, LDS))
+    s, dp = (rng.standard_normal((MR, PAIRS.lds)).astype(np.float32) for _ in range(2))
+    sizes = PAIRS.ldp, PAIRS.ldp, PAIRS.lds, PAIRS.lds
+    p, ds, p_pairs, ds_pairs = (np.full((2 * MR, n), 7, np.float32) for n in sizes)
     o, norms, m = (
         np.ones((MR, 64), np.float32),
         np.ones((MR, 16), np.float32),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from pyggml.graph.dtypes import DType, dtype
+from pyggml.graph.dtypes import BY_NUMBER, DType, dtype
 from pyggml.jit import BlockCode, block_code, cgutils, instruction, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I16, I32, I64, at, every, load, store
@@ -48,24 +48,26 @@ class _Rounded(FloatsOut):
         store(self.b, narrow(self.b, floats), at(self.b, self._to, ir.Constant(I64, i // 2)))
 
 
-def _unpacker(name: str) -> BlockCode:
-    """Code for n times `step` weights of one type, to bfloat16."""
-    kind = dtype(name)
+@instruction(lambda to, source, n: types.void(to, source, n), n_constants=1)
+def _unpack_rounded(builder: Any, number: int, to: Any, source: Any, n: Any) -> None:
+    """n times `step` weights to bfloat16; number: their type's in ggml, a constant."""
+    kind = BY_NUMBER[number]
     size = step(kind)
     sizes = size // kind.block * kind.block_bytes, 2 * size
+    addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+    emit_blocks(builder, LAYOUTS[kind.name], n, addresses, sizes, partial(_Rounded, size=size))
 
-    @instruction(lambda to, source, n: types.void(to, source, n))
-    def emit(builder: Any, to: Any, source: Any, n: Any) -> None:
-        addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
-        emit_blocks(builder, LAYOUTS[name], n, addresses, sizes, partial(_Rounded, size=size))
+
+def _unpacker(kind: DType) -> BlockCode:
+    number = kind.number  # a closure of a number is kept from run to run, one of code is not
 
     def unpack(dst, src, n_blocks):
-        emit(dst, src, n_blocks)
+        _unpack_rounded(number, dst, src, n_blocks)
 
     return block_code(unpack)
 
 
-_UNPACK = {name: _unpacker(name) for name in LAYOUTS if name != "F32"}
+_UNPACK = {name: _unpacker(dtype(name)) for name in LAYOUTS if name != "F32"}
 
 
 def matrix(w: np.ndarray, kind: DType, row: int) -> tuple[BlockMatrix, bool]:
@@ -184,8 +186,8 @@ def split_row(builder: Any, hi: Any, again: Any, lo: Any, of: Any, n: Any) -> No
 
 @kernel
 def put_columns(panel, j, rows, n_steps):
-    """Columns j … j + LANES of a panel, n_steps of k = rows (LANES, ld); panel: its address."""
-    to, ld = panel + j // LANES * TILE_BYTES, rows.shape[1] // 2
+    """Columns j … j + LANES of a panel, an address, n_steps of k = LANES rows of bfloat16."""
+    to, ld = panel + j // LANES * TILE_BYTES, rows.strides[0] // 4
     for i in range(n_steps):
         transpose(to + i * 2 * TILE_BYTES, LANES, rows.ctypes.data + i * LINE, ld)
 
