@@ -387,7 +387,9 @@ def kernel_sources(path):
     kernel reads, and what the constants and helpers that it reads are made of."""
     defined = defined_in(path)
     came_from = {name: module for module, name in imports(path) if module in MODULES}
-    ready = [defined[name] for name in compiled_in(path) & defined.keys()]
+    compiled, classes = compiled_in(path), [n for n in defined.values() if type(n) is ast.ClassDef]
+    ready = [defined[name] for name in compiled & defined.keys()]
+    ready += [n for c in classes for n in c.body if getattr(n, "name", None) in compiled]
     seen = set()
     while ready:
         for name in names_read(without_signature(ready.pop())) - seen:
@@ -427,7 +429,7 @@ def test_the_check_sees_kernels_and_what_they_are_made_of():
     found = dict(kernel_sources(ROOT / "pyggml/kernels/gemm/product.py"))
     assert found["FLOAT_TILE"] == "pyggml.kernels.gemm.tile"
     assert found["round_two"] == "pyggml.kernels.gemm.panels"
-    assert found["share_of"] == "pyggml.kernels.gemm.frames", "read by tasks"
+    assert found["columns_from"] == "pyggml.kernels.gemm.frames", "read by tasks"
     assert dict(kernel_sources(ROOT / "pyggml/ops/loss/soft.py"))["exp32"] == "pyggml.jit.simd"
 
 

@@ -70,12 +70,12 @@ def load(builder: Any, pointer: Any, vector: Any) -> Any:
     return loaded
 
 
-def prefetch(builder: Any, pointer: Any, first: bool = False) -> None:
+def prefetch(builder: Any, pointer: Any, first: bool = False, cache: int = 2) -> None:
     """Prefetch the cache line at this address, which may be invalid: to the L2 cache for reading,
-    or with `first` to the L1 cache for writing."""
+    or to another one, as LLVM numbers them; or with `first` to the L1 cache for writing."""
     byte = I8.as_pointer()
     fetch = declare_intrinsic(builder, "llvm.prefetch.p0i8", ir.VoidType(), [byte, I32, I32, I32])
-    write, near, data = (ir.Constant(I32, n) for n in ((1, 3, 1) if first else (0, 2, 1)))
+    write, near, data = (ir.Constant(I32, n) for n in ((1, 3, 1) if first else (0, cache, 1)))
     builder.call(fetch, [builder.bitcast(pointer, byte), write, near, data])
 
 

@@ -54,7 +54,7 @@ def _kernels(whole):
     found = {
         ("tile",): of(int8_tile.byte_product, 9),
         ("columns",): of(int8_tile.quantize_columns, 4),
-        ("x",): of(activations.quantize_for_tile, 6),
+        ("x",): of(activations.quantize, 6),
         ("pairs",): of(panels.pair_product, 7),
     }
     for i, name in enumerate(whole):

@@ -1,15 +1,12 @@
 """Rows of x as signed bytes for products in integers: 32 numbers x ≈ scale · q, with |q| <= 127.
 
-A block is GROUP numbers of x. `quantize` writes four arrays of 32-bit words:
+A block is GROUP numbers of x. `quantize` writes its bytes and three terms, words of 32 bits:
 
-bytes    q, four to a word
-starts   −128 · Σ q of each word, an integer: the first term of each sum of products. x86
-         wants one factor unsigned, so weights are multiplied as q + 128; this subtracts 128 · Σ q.
-         NEON multiplies signed weights, and sums begin with 0
-scales   max |x| / 127 of each block
-totals   scale · Σ q of each block: the factor of the minimum of a block of weights
-
-`quantize_for_tile` writes the same bytes, and one start for each block.
+scale    max |x| / 127
+start    −128 · Σ q, an integer: the first term of a sum of products. x86 wants one factor unsigned,
+         so weights are multiplied as q + 128; this subtracts 128 · Σ q. NEON multiplies signed
+         weights, and sums begin with 0
+total    scale · Σ q: the factor of the minimum of a block of weights
 
 A number that is not finite makes its block's scale infinite or NaN, and so the block's products.
 """
@@ -41,34 +38,13 @@ from pyggml.quants.readers.vectors import F32X16
 BLOCK_WORDS = GROUP // 4  # of the bytes of a block
 LIMIT = 127.0
 _TINY = 1e-30  # 127 / max |x| could overflow below it: such a block becomes zeros
-_MANY = 16  # blocks that `quantize_for_tile` rounds together: their scales are one vector
+_MANY = 16  # blocks that `quantize` rounds together: their scales are one vector
 _BITS = ir.VectorType(I32, F32X16.count)
 _BYTES = ir.VectorType(I8, F32X16.count)
 
 
 @intrinsic
-def quantize(
-    typing: Any, bytes_: Any, starts: Any, scales: Any, totals: Any, x: Any, n: Any
-) -> Any:
-    """n blocks of x to bytes, starts, scales and totals; addresses."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bytes_, starts, scales, totals, x, n = arguments
-        with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
-            scale, sums, total = _emit_block(builder, i, bytes_, x)
-            word = builder.mul(i, ir.Constant(I64, BLOCK_WORDS))
-            store(builder, builder.mul(sums, every(sums.type, -128)), at(builder, starts, word))
-            builder.store(scale, at(builder, scales, i))
-            builder.store(builder.fmul(scale, builder.sitofp(total, F32)), at(builder, totals, i))
-        return context.get_dummy_value()
-
-    return types.void(*(types.intp,) * 6), codegen
-
-
-@intrinsic
-def quantize_for_tile(
-    typing: Any, bytes_: Any, terms: Any, step: Any, x: Any, n: Any, ahead: Any
-) -> Any:
+def quantize(typing: Any, bytes_: Any, terms: Any, step: Any, x: Any, n: Any, ahead: Any) -> Any:
     """n blocks of x to bytes, and to the terms of each block: scale, start and total, `step` words
     apart; addresses. Meanwhile as much from `ahead` on is prefetched.
 
@@ -82,7 +58,7 @@ def quantize_for_tile(
             scales, totals = _emit_blocks(builder, i, bytes_, x, ahead)
             _store_terms(builder, terms, step, i, scales, totals)
         with cgutils.for_range_slice(builder, many, n, n.type(1)) as (i, _):
-            scale, _, total = _emit_block(builder, i, bytes_, x)
+            scale, total = _emit_block(builder, i, bytes_, x)
             one = [broadcast(builder, v, ir.VectorType(v.type, 1)) for v in (scale, total)]
             _store_terms(builder, terms, step, i, *one)
         return context.get_dummy_value()
@@ -156,8 +132,8 @@ def _round_block(b: Any, i: Any, bytes_: Any, values: list[Any], per_scale: Any)
     return q
 
 
-def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
-    """Block i of x to bytes. Returns its scale, Σ q of each word, and Σ q of the block."""
+def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any]:
+    """Block i of x to bytes. Returns its scale and Σ q."""
     values = _numbers(b, i, x)
     name = f"llvm.vector.reduce.umax.v{_BITS.count}i32"
     bits = b.bitcast(largest(b, values), _BITS)
@@ -167,7 +143,7 @@ def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     ints = ir.VectorType(I32, BLOCK_WORDS)
     sums = by_quads(b, every(q.type, 1), q, every(ints, 0))
     name = f"llvm.vector.reduce.add.v{BLOCK_WORDS}i32"
-    return scale, sums, b.call(declare_intrinsic(b, name, I32, [ints]), [sums])
+    return scale, b.call(declare_intrinsic(b, name, I32, [ints]), [sums])
 
 
 def largest(b: Any, values: list[Any]) -> Any:

@@ -20,6 +20,7 @@ from pyggml.jit import cgutils, instruction, kernel, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I8, I32, I64, at, broadcast, every, fma, load, prefetch, store, total
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
+from pyggml.kernels.gemm.microkernel import zeros
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.vectors import F32X8, F32X16, VectorBlock
 from pyggml.quants.unpack import DIRECT_TYPES, LAYOUTS
@@ -150,9 +151,7 @@ def _emit_rows(
     """
     n = step(kind)
     row_step, steps = n // kind.block * kind.block_bytes, [n // GROUP * size for size in sizes]
-    chains = [[cgutils.alloca_once(b, vector) for _ in range(_CHAINS)] for _ in range(TOGETHER)]
-    for chain in (one for mine in chains for one in mine):
-        b.store(every(vector, 0.0), chain)
+    chains = zeros(b, vector, TOGETHER, _CHAINS)
     last = b.sub(rows.n, I64(1))
     numbers = [b.select(b.icmp_signed("<", I64(i), last), I64(i), last) for i in range(TOGETHER)]
     starts = [b.add(rows.address, b.mul(rows.stride, i)) for i in numbers]

@@ -22,7 +22,7 @@ from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import task_code
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
-from pyggml.kernels.gemm.beside import begin, finish, scratch_of, take_columns
+from pyggml.kernels.gemm.beside import scratch_of
 from pyggml.kernels.gemm.few_bits_pack import (
     BACKWARD_DEPTH,
     FACTOR_WORDS,
@@ -50,17 +50,14 @@ from pyggml.kernels.gemm.few_bits_tile import product_of_columns, product_of_row
 from pyggml.kernels.gemm.frames import (
     BACKWARD_COLUMNS,
     FORWARD_COLUMNS,
-    Tasks,
     TiledProduct,
     block_matrix,
     columns_from,
     rows_from,
-    rows_of_groups,
-    share_of,
     tiled_call,
-    unpack_row,
+    unpack_rows,
 )
-from pyggml.kernels.gemm.panels import add_edge, transpose
+from pyggml.kernels.gemm.panels import transpose_words
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP
@@ -90,11 +87,11 @@ class FewBitsProduct(TiledProduct):
 
 
 @kernel
-def _group(packed, depth, group, size, n_terms):
-    """The numbers of a group of rows, `size` words a block, and its terms."""
-    n = depth // GROUP
-    mine = packed[group * n * (size + n_terms) :]
-    return mine[: n * size], mine[n * size : n * (size + n_terms)]
+def _group(packed, depth, group, k0, size, n_terms):
+    """The numbers of a group of rows from k0 on, `size` words a block, and its terms."""
+    n, first = depth // GROUP, k0 // GROUP
+    mine = packed[group * n * (size + n_terms) : (group + 1) * n * (size + n_terms)]
+    return mine[first * size : n * size], mine[n * size + first * n_terms :]
 
 
 @kernel
@@ -109,7 +106,7 @@ def _pack_task(f, task, thread):
     """Pack one group of A's rows."""
     n, forward = f.k // GROUP, f.factors.shape[1] == 0
     size, n_terms = (_X, _X_TERMS) if forward else (_DY, _DY_TERMS)
-    numbers, terms = _group(f.packed_a, f.k, task, size, n_terms)
+    numbers, terms = _group(f.packed_a, f.k, task, np.int64(0), size, n_terms)
     fill(terms, np.float32(0))
     for i in range(MR):
         row, row_terms = numbers[i * (size // MR) :], terms[i:].ctypes.data
@@ -145,143 +142,74 @@ _UNPACK = {
 # -- forward --------------------------------------------------------------------------------------
 
 
-@kernel
-def _unpack_rows(f, thread, weight, n_rows, k):
-    """Panels of k numbers of n_rows rows of W: PANEL rows at a time, transposed."""
-    rows, n_scales = f.rows[thread], GROUP // f.one_scale
-    step, of = TERMS // 2 * PANEL, rows.ctypes.data
-    for first in range(0, n_rows, PANEL):
-        for i in range(PANEL):
-            row = rows[i * ROW_WORDS : (i + 1) * ROW_WORDS]
-            if first + i < n_rows:
-                unpack_row(row.ctypes.data, weight, first + i, k, PANEL)
-            else:
-                fill(row, np.float32(0))
-        panel = f.panels[thread][first // PANEL * _ROW_STEP :]
-        terms = panel[_ROW_PANEL:]
-        for j in range(0, k // 4, LANES):
-            transpose(panel[j * PANEL :].ctypes.data, PANEL, of + (_BYTES_AT + j) * 4, ROW_WORDS)
-        for j in range(0, k // f.one_scale, LANES):
-            here = terms[j * step + (n_scales - 1) * PANEL :]
-            transpose(here.ctypes.data, step, of + j * 4, ROW_WORDS)
-            if n_scales == 1:
-                minima = of + (SCALES + j) * 4
-                transpose(here[PANEL:].ctypes.data, step, minima, ROW_WORDS)
-        if n_scales == 2:
-            put_two_terms(terms.ctypes.data, panel.ctypes.data, k // GROUP)
-        elif f.moved != 0:
-            put_terms(terms.ctypes.data, k // GROUP, f.moved)
+class FewBitsForward(FewBitsProduct):
+    @kernel
+    def unpack(f, thread, first, n_rows, k0, k):
+        """PANEL rows of W at a time are unpacked and transposed."""
+        w, rows = columns_from(rows_from(f.w, first), k0), f.rows[thread]
+        n_scales, step, of = GROUP // f.one_scale, TERMS // 2 * PANEL, rows.ctypes.data
+        for i in range(0, n_rows, PANEL):
+            unpack_rows(rows, ROW_WORDS, w, i, n_rows, k, PANEL)
+            panel = f.panels[thread, i // PANEL * _ROW_STEP :]
+            terms = panel[_ROW_PANEL:]
+            transpose_words(panel.ctypes.data, PANEL, of + _BYTES_AT * 4, ROW_WORDS, k // 4)
+            to = terms[(n_scales - 1) * PANEL :].ctypes.data
+            transpose_words(to, step, of, ROW_WORDS, k // f.one_scale)
+            if n_scales == 2:
+                put_two_terms(terms.ctypes.data, panel.ctypes.data, k // GROUP)
+                continue
+            transpose_words(to + PANEL * 4, step, of + SCALES * 4, ROW_WORDS, k // f.one_scale)
+            if f.moved != 0:
+                put_terms(terms.ctypes.data, k // GROUP, f.moved)
 
-
-@kernel
-def _multiply_rows(f, thread, first, n_columns, groups, k0, k):
-    """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
-    columns = first, first + n_columns
-    if k0 == 0:
-        take_columns(f, thread, columns)
-        begin(f, thread, rows_of_groups(f, groups), columns)
-    c, edge, added = f.c, f.edge[thread], f.accumulate or f.begins or k0 > 0
-    panels = f.panels[thread].ctypes.data
-    for g in range(groups[0], groups[1]):
-        numbers, terms = _group(f.packed_a, f.k, g, _X, _X_TERMS)
-        a = numbers[k0 // GROUP * _X :].ctypes.data
-        a_terms = terms[k0 // GROUP * _X_TERMS :].ctypes.data
-        n_rows = min(MR, f.m - g * MR)
-        for column in range(0, n_columns, PANEL):
-            b = panels + column // PANEL * _ROW_STEP * 4
-            start, n = g * MR * f.n + first + column, min(PANEL, n_columns - column)
-            inside = n_rows == MR and n == PANEL
-            to, ldc = (c.ctypes.data + start * 4, f.n) if inside else (edge.ctypes.data, PANEL)
-            product_of_rows(a, a_terms, b, b + _ROW_PANEL * 4, to, ldc, k // GROUP, f.together,
-                            inside and added)  # fmt: skip
-            if not inside:
-                add_edge(c, start, f.n, edge, PANEL, n_rows, n, added)
-        if k0 + k == f.k:  # while these rows of C are in the first cache
-            finish(f, thread, rows_of_groups(f, (g, g + 1)), columns)
-
-
-@task_code(FewBitsProduct)
-def _forward_task(f, task, thread):
-    first, n_rows, groups = share_of(f, task)
-    here = rows_from(f.w, first)
-    for k0 in range(0, f.k, FORWARD_DEPTH):
-        k = min(FORWARD_DEPTH, f.k - k0)
-        _unpack_rows(f, thread, columns_from(here, k0), n_rows, k)
-        _multiply_rows(f, thread, first, n_rows, groups, k0, k)
+    @kernel
+    def meet(f, thread, group, column, k0, k, c, ldc, adds):
+        a, a_terms = _group(f.packed_a, f.k, group, k0, _X, _X_TERMS)
+        b = f.panels[thread, column // PANEL * _ROW_STEP :].ctypes.data
+        product_of_rows(a.ctypes.data, a_terms.ctypes.data, b, b + _ROW_PANEL * 4, c, ldc,
+                        k // GROUP, f.together, adds)  # fmt: skip
 
 
 # -- backward -------------------------------------------------------------------------------------
 
 
-@kernel
-def _unpack_columns(f, thread, weight, n_rows, n_columns):
-    """Panels, starts and factors of n_columns numbers of n_rows rows of W."""
-    rows, panels, factors = f.rows[thread], f.panels[thread], f.factors[thread]
-    terms = rows[GROUP * ROW_WORDS :]  # (scales, then minima; GROUP)
-    for first in range(0, n_rows, GROUP):
-        block = first // GROUP
-        for i in range(GROUP):
-            unpack_row(rows[i * ROW_WORDS :].ctypes.data, weight, first + i, n_columns, GROUP)
-        to, starts = panels[block * BLOCK_WORDS * PANEL :], panels[_COLUMN_PANEL + block * PANEL :]
-        put_columns(to.ctypes.data, starts.ctypes.data, _COLUMN_STEP, rows[_BYTES_AT:].ctypes.data,
-                    ROW_WORDS, n_columns // PANEL)  # fmt: skip
-        n = n_columns // f.one_scale
-        for which in range(2):
-            for j in range(which * SCALES, which * SCALES + n, LANES):
-                for i in range(0, GROUP, LANES):
-                    of = rows[i * ROW_WORDS + j :].ctypes.data
-                    transpose(terms[j * GROUP + i :].ctypes.data, GROUP, of, ROW_WORDS)
-        for g in range(n):
-            to = factors[(g * BLOCKS + block) * FACTOR_WORDS :].ctypes.data
-            minima = terms[(SCALES + g) * GROUP :].ctypes.data
-            put_factors(to, terms[g * GROUP :].ctypes.data, minima, f.moved)
+class FewBitsBackward(FewBitsProduct):
+    @kernel
+    def unpack(f, thread, first, n_columns, k0, k):
+        """Panels, starts and factors, of GROUP rows of W at a time."""
+        w, rows, panels = rows_from(columns_from(f.w, first), k0), f.rows[thread], f.panels[thread]
+        terms, n = rows[GROUP * ROW_WORDS :], n_columns // f.one_scale  # (scales, minima; GROUP)
+        for i in range(0, k, GROUP):
+            block = i // GROUP
+            unpack_rows(rows, ROW_WORDS, w, i, k, n_columns, GROUP)
+            to = panels[block * BLOCK_WORDS * PANEL :]
+            starts = panels[_COLUMN_PANEL + block * PANEL :]
+            put_columns(to.ctypes.data, starts.ctypes.data, _COLUMN_STEP,
+                        rows[_BYTES_AT:].ctypes.data, ROW_WORDS, n_columns // PANEL)  # fmt: skip
+            for at in range(0, 2 * SCALES, SCALES):  # of the scales, of the minima
+                for j in range(0, GROUP, LANES):
+                    of, to = rows[j * ROW_WORDS + at :], terms[at * GROUP + j :]
+                    transpose_words(to.ctypes.data, GROUP, of.ctypes.data, ROW_WORDS, n)
+            for g in range(n):
+                to = f.factors[thread, (g * BLOCKS + block) * FACTOR_WORDS :]
+                scales, minima = terms[g * GROUP :], terms[(SCALES + g) * GROUP :]
+                put_factors(to.ctypes.data, scales.ctypes.data, minima.ctypes.data, f.moved)
 
-
-@kernel
-def _multiply_columns(f, thread, first, n_columns, groups, k0, k):
-    """C[:, first : first + n_columns] (+)= dy[:, k0 : k0 + k] · the thread's panels."""
-    columns, n = (first, first + n_columns), k // GROUP
-    if k0 == 0:
-        take_columns(f, thread, columns)
-        begin(f, thread, rows_of_groups(f, groups), columns)
-    c, edge, added = f.c, f.edge[thread], f.accumulate or f.begins or k0 > 0
-    scaled, panels = f.scaled[thread], f.panels[thread].ctypes.data
-    a, scales = scaled.ctypes.data, scaled[_SCALED:].ctypes.data
-    sums = scaled[_SCALED + BLOCKS * LANES :].ctypes.data
-    for g in range(groups[0], groups[1]):
-        numbers, units = _group(f.packed_a, f.k, g, _DY, _DY_TERMS)
-        dy = numbers[k0 // GROUP * _DY :].ctypes.data
-        units_at = units[k0 // GROUP * _DY_TERMS :].ctypes.data
-        n_rows = min(MR, f.m - g * MR)
-        for column in range(0, n_columns, PANEL):
-            if column % f.one_scale == 0:
-                of = column // f.one_scale * BLOCKS * FACTOR_WORDS
-                factors = f.factors[thread][of:].ctypes.data
-                scale_rows(a, scales, sums, dy, units_at, factors, n, f.has_minima)
-            b = panels + column // PANEL * _COLUMN_STEP * 4
-            start, inside = g * MR * f.n + first + column, n_rows == MR
-            to, ldc = (c.ctypes.data + start * 4, f.n) if inside else (edge.ctypes.data, PANEL)
-            product_of_columns(a, scales, sums, b, b + _COLUMN_PANEL * 4, to, ldc, n, f.together,
-                               inside and added)  # fmt: skip
-            if not inside:
-                add_edge(c, start, f.n, edge, PANEL, n_rows, PANEL, added)
-        if k0 + k == f.k:  # while these rows of C are in the first cache
-            finish(f, thread, rows_of_groups(f, (g, g + 1)), columns)
-
-
-@task_code(FewBitsProduct)
-def _backward_task(f, task, thread):
-    first, n_columns, groups = share_of(f, task)
-    here = columns_from(f.w, first)
-    for k0 in range(0, f.k, BACKWARD_DEPTH):
-        k = min(BACKWARD_DEPTH, f.k - k0)
-        _unpack_columns(f, thread, rows_from(here, k0), k, n_columns)
-        _multiply_columns(f, thread, first, n_columns, groups, k0, k)
+    @kernel
+    def meet(f, thread, group, column, k0, k, c, ldc, adds):
+        dy, units = _group(f.packed_a, f.k, group, k0, _DY, _DY_TERMS)
+        scaled, n = f.scaled[thread], k // GROUP
+        a, scales = scaled.ctypes.data, scaled[_SCALED:].ctypes.data
+        sums = scaled[_SCALED + BLOCKS * LANES :].ctypes.data
+        if column % f.one_scale == 0:
+            of = f.factors[thread, column // f.one_scale * BLOCKS * FACTOR_WORDS :]
+            scale_rows(a, scales, sums, dy.ctypes.data, units.ctypes.data, of.ctypes.data, n,
+                       f.has_minima)  # fmt: skip
+        b = f.panels[thread, column // PANEL * _COLUMN_STEP :].ctypes.data
+        product_of_columns(a, scales, sums, b, b + _COLUMN_PANEL * 4, c, ldc, n, f.together, adds)
 
 
 # -- the path -------------------------------------------------------------------------------------
-
-_TASKS = Tasks(_pack_task, _forward_task, _backward_task)
 
 
 def takes(p: Problem) -> bool:
@@ -312,8 +240,9 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     two = columns_of(name) < GROUP
     centred = two or not forward
     w, moved = block_matrix(o.b, p.weight_type, _UNPACK[name, centred].address), move(name, centred)
+    kind, depth = (FewBitsForward, FORWARD_DEPTH) if forward else (FewBitsBackward, BACKWARD_DEPTH)
     return tiled_call(
-        _TASKS, FewBitsProduct, p, o, w, BYTE_TILE, scratch, one_scale=columns_of(name),
+        kind, _pack_task, p, o, w, BYTE_TILE, scratch, depth=depth, one_scale=columns_of(name),
         together=2 if two and forward else centre(name)[1], moved=moved,
         has_minima=moved != 0 or name in MINIMA_TYPES,
     )  # fmt: skip

@@ -44,6 +44,7 @@ from pyggml.jit.llvm import (
     widened_pairs,
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, round_product, scale_of
+from pyggml.kernels.gemm.microkernel import zeros
 from pyggml.kernels.gemm.row_plan import whole_range
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
@@ -326,9 +327,7 @@ def scale_rows(
     """MR rows of n blocks as `round_to_shorts` made them, with the blocks' `factors` to bytes + 128
     (n, MR, BLOCK_WORDS), to scales (n, LANES) and to sums (LANES) = Σ dy · m; addresses. Without
     minima the sums are 0."""
-    cells = [cgutils.alloca_once(builder, NUMBERS) for _ in range(MR)]
-    for cell in cells:
-        builder.store(every(NUMBERS, 0.0), cell)
+    cells = zeros(builder, NUMBERS, MR)
     with cgutils.for_range(builder, n) as loop:
         _scale_block(builder, loop.index, to, scales, dy, units, factors)
     are_there = builder.icmp_signed("!=", has_minima, has_minima.type(0))

@@ -18,7 +18,6 @@ from pyggml.jit.llvm import (
     load,
     prefetch,
     sixteen_bit_sums,
-    store,
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
 from pyggml.kernels.gemm.few_bits_pack import (
@@ -34,6 +33,8 @@ from pyggml.kernels.gemm.few_bits_pack import (
     pair_products,
     terms_of,
 )
+from pyggml.kernels.gemm.microkernel import put_tile, tile_at, zeros
+from pyggml.kernels.gemm.tile import BYTE_TILE
 
 # Where each four numbers of a block lie once they are packed from 32 bits to 16, and then to 8:
 # both take two registers in turns, half by half.
@@ -54,10 +55,11 @@ def product_of_columns(
     """
     to = _targets(builder, c, ldc)
     firsts_at = (at(builder, firsts, ir.Constant(I64, m)) for m in range(MR))
-    cells = _cells(builder, [broadcast(builder, builder.load(p), NUMBERS) for p in firsts_at])
+    rows = (broadcast(builder, builder.load(p), NUMBERS) for p in firsts_at)
+    cells = [cgutils.alloca_once_value(builder, row) for row in rows]
     emits = {n_words: partial(_add_columns, n_words) for n_words in (8, 4, 2)}
     _for_each_block(builder, together, n, emits, cells, a, b, scales, starts)
-    _put_sums(builder, cells, to, accumulate)
+    put_tile(builder, [builder.load(cell) for cell in cells], to, accumulate)
 
 
 @instruction(addresses)
@@ -74,17 +76,10 @@ def product_of_rows(
     together     words whose products are summed in 16 bits; 2 where a block has two scales
     """
     to = _targets(builder, c, ldc)
-    cells = _cells(builder, [every(NUMBERS, 0.0)] * MR)
+    cells = zeros(builder, NUMBERS, MR)
     emits = {8: partial(_add_rows, 8), 4: partial(_add_rows, 4), 2: _add_rows_of_two}
     _for_each_block(builder, together, n, emits, cells, a, b, a_terms, terms)
-    _put_sums(builder, cells, to, accumulate)
-
-
-def _cells(builder: Any, values: list[Any]) -> list[Any]:
-    cells = [cgutils.alloca_once(builder, NUMBERS) for _ in values]
-    for cell, value in zip(cells, values, strict=True):
-        builder.store(value, cell)
-    return cells
+    put_tile(builder, [builder.load(cell) for cell in cells], to, accumulate)
 
 
 def _for_each_block(
@@ -106,21 +101,10 @@ def _for_each_block(
 
 def _targets(builder: Any, c: Any, ldc: Any) -> list[Any]:
     """The rows of C, which are prefetched."""
-    to = [at(builder, c, builder.mul(ldc, ir.Constant(I64, m))) for m in range(MR)]
+    to = tile_at(builder, c, ldc, BYTE_TILE)
     for target in to:
         prefetch(builder, target, first=True)
     return to
-
-
-def _put_sums(builder: Any, cells: list[Any], to: list[Any], accumulate: Any) -> None:
-    added = builder.icmp_signed("!=", accumulate, accumulate.type(0))
-    with builder.if_else(added) as parts:
-        for part, old in zip(parts, (True, False), strict=True):
-            with part:
-                for cell, target in zip(cells, to, strict=True):
-                    value = builder.load(cell)
-                    value = builder.fadd(load(builder, target, NUMBERS), value) if old else value
-                    store(builder, value, target)
 
 
 def _whole_sums(

@@ -4,7 +4,7 @@ A task multiplies some columns of B with a share of A's groups of rows.
 """
 
 from math import ceil, lcm
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from pyggml.graph.dtypes import BF16, DType
 from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml.jit.scratch import Scratch
-from pyggml.jit.tasks import launch, of_threads, stage, whole
-from pyggml.kernels.gemm.beside import Beside, besides, fields_of
+from pyggml.jit.simd import fill
+from pyggml.jit.tasks import frame_code, launch, of_threads, stage, whole
+from pyggml.kernels.gemm.beside import Beside, begin, besides, fields_of, finish, take_columns
 from pyggml.kernels.gemm.microkernel import call_block, fetch
-from pyggml.kernels.gemm.panels import split
+from pyggml.kernels.gemm.panels import add_edge, split
 from pyggml.kernels.gemm.path import Operands, Problem, flat
 from pyggml.kernels.gemm.tile import Tile, TileShape
 from pyggml.sizes import round_up
@@ -50,9 +51,16 @@ class Product(Frame):
 
 
 class TiledProduct(Product, Beside):
-    """A product of packed operands: all of A, and of B the panels of one task's columns."""
+    """A product of packed operands: all of A, and of B the panels of one task's columns.
+
+    A kind is two subclasses, forward and backward, with the kernels
+
+    unpack(f, thread, first, n, k0, k)                   panels: k numbers of n columns of B
+    meet(f, thread, group, column, k0, k, c, ldc, adds)  a tile, at c, (+)= a group of A · a panel
+    """
 
     tile: TileShape
+    depth: Int  # numbers of k in a pass over B, whose panels stay in the second cache
     columns: Int  # of B in a task
     a_in_columns: Bool
     is_narrow: Bool  # whether W is of bfloat16, as pairs are
@@ -62,6 +70,37 @@ class TiledProduct(Product, Beside):
     rows: Floats2  # what is unpacked, before it is transposed or interleaved
     panels: Floats2
     edge: Floats2  # one tile of C
+    unpack: ClassVar[Any]
+    meet: ClassVar[Any]
+
+    @kernel
+    def multiply(f, thread, columns, groups, k0, k, adds):
+        """C[:, columns] (+)= A[:, k0 : k0 + k] · the thread's panels, for some groups of rows."""
+        c, edge, mr, panel = f.c, f.edge[thread], f.tile.mr, f.tile.panel
+        for g in range(groups[0], groups[1]):
+            n_rows = min(mr, f.m - g * mr)
+            for column in range(columns[0], columns[1], panel):
+                start, n = g * mr * f.n + column, min(panel, columns[1] - column)
+                inside = n_rows == mr and n == panel
+                to, ldc = (c.ctypes.data + start * 4, f.n) if inside else (edge.ctypes.data, panel)
+                f.meet(thread, g, column - columns[0], k0, k, to, ldc, inside and adds)
+                if not inside:
+                    add_edge(c, start, f.n, edge, panel, n_rows, n, adds)
+            if k0 + k == f.k:  # while these rows of C are in the first cache
+                finish(f, thread, rows_of_groups(f, (g, g + 1)), columns)
+
+
+def _multiply_task(f, task, thread):
+    """Some columns of C, for a share of A's groups of rows, pass by pass."""
+    first, n, groups = share_of(f, task)
+    columns = first, first + n
+    for k0 in range(0, f.k, f.depth):
+        k = min(f.depth, f.k - k0)
+        f.unpack(thread, first, n, k0, k)
+        if k0 == 0:
+            take_columns(f, thread, columns)
+            begin(f, thread, rows_of_groups(f, groups), columns)
+        f.multiply(thread, columns, groups, k0, k, f.accumulate or f.begins or k0 > 0)
 
 
 @kernel
@@ -102,6 +141,17 @@ def unpack_row(to, w, row, n, ahead):
     call_block(w.unpack, to, here, n_blocks)
 
 
+@kernel
+def unpack_rows(rows, ld, w, first, n_rows, n, count):
+    """n numbers of `count` rows of W from `first` on, ld words apart; zeros from row n_rows on."""
+    for i in range(count):
+        row = rows[i * ld : (i + 1) * ld]
+        if first + i < n_rows:
+            unpack_row(row.ctypes.data, w, first + i, n, count)
+        else:
+            fill(row, np.float32(0))
+
+
 def shares(p: Problem, mr: int, n_tasks: float, n_threads: int, unpacking: int = 8) -> int:
     """In how many shares of A's groups of mr rows, with n_tasks tasks each, threads end soonest.
     The last task has fewer columns where n_tasks is no whole number.
@@ -134,21 +184,12 @@ def task_columns(p: Problem, panel: int) -> int:
     return min(round_up(-(-p.n // -(-p.n // most)), step), most)
 
 
-class Tasks(NamedTuple):
-    """The tasks of a tiled product: pack a group of A's rows, multiply with columns of Wᵀ or W."""
-
-    pack: Code
-    forward: Code
-    backward: Code
-
-
 def tiled_call(
-    tasks: Tasks, declaration: type[TiledProduct], p: Problem, o: Operands, w: BlockMatrix,
+    declaration: type[TiledProduct], pack: Code, p: Problem, o: Operands, w: BlockMatrix,
     tile: Tile, scratch: Scratch, n_packs: int = 0, unpacking: int = 8, **further: Any,
 ) -> Call:  # fmt: skip
-    """The stages of a tiled product; n_packs: tasks that pack A, 0: one for each group; unpacking:
-    as `shares` has it; further: the fields that its frame has beside a TiledProduct's."""
-    forward = p.form == "mul_mat"
+    """The stages of a tiled product; pack: packs a group of A's rows, or is one of n_packs tasks;
+    unpacking: as `shares` has it; further: the fields of its frame that have no common value."""
     n_groups = -(-p.m // tile.mr)
     columns = task_columns(p, tile.panel)
     n_tasks = p.n / columns
@@ -161,10 +202,10 @@ def tiled_call(
     )  # fmt: skip
     packed = scratch["packed_a"]
     own = of_threads({name: x for name, x in scratch.items() if name != "packed_a"})
-    code, c = tasks.forward if forward else tasks.backward, whole(f.values["c"], False)
+    code, c = frame_code(_multiply_task, declaration), whole(f.values["c"], False)
     n = ceil(n_tasks) * n_shares
     multiply = stage(code, f, n, c, whole(o.b), whole(packed), *besides(f), *own)
     if o.packing is not None and o.packing.done:
         return Call(launch, multiply)
     a, n_packs = whole(f.values["a"]), n_packs or n_groups
-    return Call(launch, stage(tasks.pack, f, n_packs, a, whole(packed, False), *own), multiply)
+    return Call(launch, stage(pack, f, n_packs, a, whole(packed, False), *own), multiply)

@@ -19,21 +19,18 @@ from pyggml.jit.frames import Bool, Floats2
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import task_code
-from pyggml.kernels.gemm.activations import BLOCK_WORDS, quantize_for_tile
-from pyggml.kernels.gemm.beside import begin, finish, scratch_of, take_columns
+from pyggml.kernels.gemm.activations import BLOCK_WORDS, quantize
+from pyggml.kernels.gemm.beside import scratch_of
 from pyggml.kernels.gemm.dots import step
 from pyggml.kernels.gemm.frames import (
     BACKWARD_COLUMNS,
     FORWARD_COLUMNS,
-    Tasks,
     TiledProduct,
     block_matrix,
     columns_from,
     rows_from,
-    rows_of_groups,
-    share_of,
     tiled_call,
-    unpack_row,
+    unpack_rows,
 )
 from pyggml.kernels.gemm.int8_tile import (
     BACKWARD_DEPTH,
@@ -49,7 +46,7 @@ from pyggml.kernels.gemm.int8_tile import (
     quantize_columns,
     unpack_bytes,
 )
-from pyggml.kernels.gemm.panels import add_edge, interleave_rows, transpose
+from pyggml.kernels.gemm.panels import interleave_rows, transpose_words
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath
 from pyggml.kernels.gemm.row_plan import unsigned_range
 from pyggml.kernels.gemm.tile import BYTE_TILE
@@ -66,6 +63,14 @@ class Int8Product(TiledProduct):
 
     has_minima: Bool
     terms: Floats2  # of each thread: panels of scales and of minima
+
+    @kernel
+    def meet(f, thread, group, column, k0, k, c, ldc, adds):
+        numbers, a_terms = _group(f.packed_a, f.k, group)
+        a, of_a = numbers[k0 // 4 * MR :], a_terms[k0 // GROUP * A_TERMS * MR :]
+        b, of_b = f.panels[thread, column * WORDS :], f.terms[thread, column * 2 * BLOCKS :]
+        byte_product(a.ctypes.data, of_a.ctypes.data, b.ctypes.data, of_b.ctypes.data, c, ldc,
+                     k // GROUP, f.has_minima, adds)  # fmt: skip
 
 
 # -- packing x ----------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ def _pack_task(f, task, thread):
             if task * MR + i < f.m:
                 of = a[(task * MR + i) * f.lda + k0 :].ctypes.data
                 ahead = of + 4 * f.lda  # the next row's, which are prefetched
-                quantize_for_tile(row.ctypes.data, terms_here[i:].ctypes.data, MR, of, n, ahead)
+                quantize(row.ctypes.data, terms_here[i:].ctypes.data, MR, of, n, ahead)
             else:
                 fill(row, np.float32(0))
                 for term in range(A_TERMS * n):
@@ -136,9 +141,8 @@ _BYTES = {name: _unpacker(i) for i, name in enumerate(KINDS)}
 @kernel
 def _columns_of_words(panel, column, rows, n):
     """LANES columns of a panel from `column` on: n words of as many rows, ROW_WORDS apart."""
-    for j in range(0, n, LANES):
-        to = panel.ctypes.data + (j * PANEL + column) * 4
-        transpose(to, PANEL, rows.ctypes.data + j * 4, ROW_WORDS)
+    to = panel.ctypes.data + column * 4
+    transpose_words(to, PANEL, rows.ctypes.data, ROW_WORDS, n)
 
 
 @kernel
@@ -153,90 +157,38 @@ def _columns_of_pairs(panel, column, rows, n):
 _put_columns = _columns_of_pairs if BYTE_TILE.square else _columns_of_words
 
 
-@kernel
-def _unpack_rows(panels, terms, rows, weight, n_rows, k):
-    """Panels of k numbers of n_rows rows of W. LANES rows at a time are unpacked and transposed."""
-    for first in range(0, n_rows, LANES):
-        for i in range(LANES):
-            row = rows[i * ROW_WORDS : (i + 1) * ROW_WORDS]
-            if first + i < n_rows:
-                unpack_row(row.ctypes.data, weight, first + i, k, LANES)
-            else:
-                fill(row, np.float32(0))
-        of, panel, column = rows.ctypes.data, first // PANEL, first % PANEL
-        _put_columns(panels[panel * WORDS * PANEL :], column, rows, k // 4)
-        to = terms.ctypes.data + (panel * 2 * BLOCKS * PANEL + column) * 4
-        for j in range(0, 2 * BLOCKS, LANES):
-            transpose(to + j * PANEL * 4, PANEL, of + (WORDS + j) * 4, ROW_WORDS)
-
-
-@kernel
-def _multiply(f, thread, first, n_columns, groups, k0, k):
-    """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
-    columns = first, first + n_columns
-    if k0 == 0:
-        take_columns(f, thread, columns)
-        begin(f, thread, rows_of_groups(f, groups), columns)
-    c, edge, added = f.c, f.edge[thread], f.accumulate or f.begins or k0 > 0
-    panels, terms = f.panels[thread].ctypes.data, f.terms[thread].ctypes.data
-    for g in range(groups[0], groups[1]):
-        numbers, a_terms = _group(f.packed_a, f.k, g)
-        a = numbers[k0 // 4 * MR :].ctypes.data
-        a_terms_at = a_terms[k0 // GROUP * A_TERMS * MR :].ctypes.data
-        for column in range(0, n_columns, PANEL):
-            b, b_terms = panels + column * WORDS * 4, terms + column * 2 * BLOCKS * 4
-            start = g * MR * f.n + first + column
-            n_rows, n = min(MR, f.m - g * MR), min(PANEL, n_columns - column)
-            inside = n_rows == MR and n == PANEL
-            to, ldc = (c.ctypes.data + start * 4, f.n) if inside else (edge.ctypes.data, PANEL)
-            kept = inside and added
-            byte_product(a, a_terms_at, b, b_terms, to, ldc, k // GROUP, f.has_minima, kept)
-            if not inside:
-                add_edge(c, start, f.n, edge, PANEL, n_rows, n, added)
-        if k0 + k == f.k:  # while these rows of C are in the first cache
-            finish(f, thread, rows_of_groups(f, (g, g + 1)), columns)
-
-
-@task_code(Int8Product)
-def _forward_task(f, task, thread):
-    first, n_rows, groups = share_of(f, task)
-    here, rows = rows_from(f.w, first), f.rows[thread]
-    for k0 in range(0, f.k, FORWARD_DEPTH):
-        k = min(FORWARD_DEPTH, f.k - k0)
-        _unpack_rows(f.panels[thread], f.terms[thread], rows, columns_from(here, k0), n_rows, k)
-        _multiply(f, thread, first, n_rows, groups, k0, k)
+class Int8Forward(Int8Product):
+    @kernel
+    def unpack(f, thread, first, n_rows, k0, k):
+        """LANES rows of W at a time are unpacked and transposed."""
+        w, rows, terms = columns_from(rows_from(f.w, first), k0), f.rows[thread], f.terms[thread]
+        for i in range(0, n_rows, LANES):
+            unpack_rows(rows, ROW_WORDS, w, i, n_rows, k, LANES)
+            panel, column = i // PANEL, i % PANEL
+            _put_columns(f.panels[thread][panel * WORDS * PANEL :], column, rows, k // 4)
+            to = terms.ctypes.data + (panel * 2 * BLOCKS * PANEL + column) * 4
+            transpose_words(to, PANEL, rows.ctypes.data + WORDS * 4, ROW_WORDS, 2 * BLOCKS)
 
 
 # -- backward: dx[T, K] (+)= dy[T, N] · W[N, K], summed over rows of W ----------------------------
 
 
-@kernel
-def _unpack_columns(panels, terms, rows, weight, n_rows, n_columns):
-    """Panels of n_columns numbers of n_rows rows of W. GROUP rows at a time are rounded anew."""
-    for first in range(0, n_rows, GROUP):
-        for i in range(GROUP):
-            row = rows[i * BACKWARD_COLUMNS : (i + 1) * BACKWARD_COLUMNS]
-            unpack_row(row.ctypes.data, weight, first + i, n_columns, GROUP)
-        for column in range(0, n_columns, LANES):
-            panel, j = column // PANEL * PANEL, column % PANEL
-            to = panels[panel * WORDS + first // 4 * PANEL + j * _TOGETHER :].ctypes.data
-            scales = terms[panel * 2 * BLOCKS + first // GROUP * PANEL + j :].ctypes.data
-            quantize_columns(to, scales, rows[column:].ctypes.data, BACKWARD_COLUMNS)
-
-
-@task_code(Int8Product)
-def _backward_task(f, task, thread):
-    first, n_columns, groups = share_of(f, task)
-    here, rows = columns_from(f.w, first), f.rows[thread]
-    for k0 in range(0, f.k, BACKWARD_DEPTH):
-        k = min(BACKWARD_DEPTH, f.k - k0)
-        _unpack_columns(f.panels[thread], f.terms[thread], rows, rows_from(here, k0), k, n_columns)
-        _multiply(f, thread, first, n_columns, groups, k0, k)
+class Int8Backward(Int8Product):
+    @kernel
+    def unpack(f, thread, first, n_columns, k0, k):
+        """GROUP rows of W at a time are unpacked, and rounded anew."""
+        w, rows = rows_from(columns_from(f.w, first), k0), f.rows[thread]
+        for i in range(0, k, GROUP):
+            unpack_rows(rows, BACKWARD_COLUMNS, w, i, k, n_columns, GROUP)
+            for column in range(0, n_columns, LANES):
+                panel, j = column // PANEL * PANEL, column % PANEL
+                to = f.panels[thread, panel * WORDS + i // 4 * PANEL + j * _TOGETHER :]
+                scales = f.terms[thread, panel * 2 * BLOCKS + i // GROUP * PANEL + j :]
+                of = rows[column:].ctypes.data
+                quantize_columns(to.ctypes.data, scales.ctypes.data, of, BACKWARD_COLUMNS)
 
 
 # -- the path -------------------------------------------------------------------------------------
-
-_TASKS = Tasks(_pack_task, _forward_task, _backward_task)
 
 
 def takes(p: Problem) -> bool:
@@ -267,7 +219,10 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     name, forward = p.weight_type.name, p.form == "mul_mat"
     w = block_matrix(o.b, p.weight_type, (_BYTES if forward else UNPACK)[name].address)
     has_minima = forward and name in MINIMA_TYPES
-    return tiled_call(_TASKS, Int8Product, p, o, w, BYTE_TILE, scratch, has_minima=has_minima)
+    kind, depth = (Int8Forward, FORWARD_DEPTH) if forward else (Int8Backward, BACKWARD_DEPTH)
+    return tiled_call(
+        kind, _pack_task, p, o, w, BYTE_TILE, scratch, depth=depth, has_minima=has_minima
+    )  # fmt: skip
 
 
 def rounds_no_weights(p: Problem) -> bool:

@@ -39,7 +39,7 @@ from pyggml.jit.llvm import (
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, round_product, scale_of
 from pyggml.kernels.gemm.dots import step
-from pyggml.kernels.gemm.microkernel import in_turns, rows_of_squares
+from pyggml.kernels.gemm.microkernel import in_turns, put_tile, rows_of_squares, tile_at, zeros
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.vectors import F32X16, VectorBlock, emit_blocks, vector_of
@@ -277,32 +277,16 @@ def byte_product(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, a_terms, b, b_terms, c, ldc, n, minima, accumulate = arguments
-        cells = [cgutils.alloca_once(builder, _NUMBERS) for _ in range(MR * NV)]
-        for cell in cells:  # LLVM keeps them in registers
-            builder.store(every(_NUMBERS, 0.0), cell)
-        starts = [builder.mul(ldc, ir.Constant(I64, m)) for m in range(MR)]
-        to = [at(builder, c, start, j) for start in starts for j in _COLUMNS]
+        cells, to = zeros(builder, _NUMBERS, MR * NV), tile_at(builder, c, ldc, BYTE_TILE)
         for target in to:
             prefetch(builder, target, first=True)
         with builder.if_then(builder.icmp_signed("!=", minima, minima.type(0))):
             _for_each_block(builder, n, cells, _emit_minima, a_terms, b_terms)
         _for_each_block(builder, n, cells, _emit_products, a_terms, b_terms, a, b)
-        added = builder.icmp_signed("!=", accumulate, accumulate.type(0))
-        with builder.if_else(added) as parts:
-            for part, old in zip(parts, (True, False), strict=True):
-                with part:
-                    _store_sums(builder, cells, to, old)
+        put_tile(builder, [builder.load(cell) for cell in cells], to, accumulate)
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 9), codegen
-
-
-def _store_sums(builder: Any, cells: list[Any], to: list[Any], accumulate: bool) -> None:
-    for cell, target in zip(cells, to, strict=True):
-        value = builder.load(cell)
-        if accumulate:
-            value = builder.fadd(load(builder, target, _NUMBERS), value)
-        store(builder, value, target)
 
 
 def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *arrays: Any) -> None:

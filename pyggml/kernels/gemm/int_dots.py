@@ -25,6 +25,7 @@ from pyggml.jit.llvm import (
     declare_intrinsic,
     every,
     fma,
+    prefetch,
     quads,
     signed_quads,
     total,
@@ -163,14 +164,7 @@ def _emit_units(
         here = b.add(x, b.mul(loop.index, I64(x_bytes)))
         there = b.add(source, ahead)
         for line in range(0, row_bytes, _LINE):
-            _fetch(b, b.add(there, I64(line)))
+            line_at = b.inttoptr(b.add(there, I64(line)), I8.as_pointer())
+            prefetch(b, line_at, cache=_CACHE)
         _Row(b, unit, decode(b, source, name, n_blocks), here, sums).emit()
     return b.add(row, b.mul(n, I64(row_bytes))), b.add(x, b.mul(n, I64(x_bytes)))
-
-
-def _fetch(b: Any, address: Any) -> None:
-    """Prefetch a line to _CACHE."""
-    byte = I8.as_pointer()
-    kinds = [byte, I32, I32, I32]
-    fetch = declare_intrinsic(b, "llvm.prefetch.p0i8", ir.VoidType(), kinds)
-    b.call(fetch, [b.inttoptr(address, byte), I32(0), I32(_CACHE), I32(1)])

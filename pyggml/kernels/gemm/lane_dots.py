@@ -20,6 +20,7 @@ from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I64, OFFSET, at, by_quads, each_in_all_lanes, every, fma, store
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
+from pyggml.kernels.gemm.microkernel import zeros
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.lanes import BYTES, FLOATS, INTS, LANES, LOAD, LaneBlock, Lanes
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
@@ -106,9 +107,7 @@ def lane_dots(
     x, depth         address of packed x, numbers of a row
     """
     weights = dtype(KINDS[kind])
-    sums = [cgutils.alloca_once(builder, FLOATS) for _ in range(n)]  # LLVM: registers
-    for each in sums:
-        builder.store(every(FLOATS, 0.0), each)
+    sums = zeros(builder, FLOATS, n)
     many = max(weights.block, GROUP)
     n_blocks = builder.udiv(depth, ir.Constant(I64, many))
     x_bytes = many // GROUP * n * TOKEN_WORDS * 4

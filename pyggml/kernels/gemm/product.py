@@ -16,17 +16,15 @@ from pyggml.jit import kernel
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import task_code
-from pyggml.kernels.gemm.beside import begin, finish, scratch_of, take_columns
+from pyggml.kernels.gemm.beside import finish, scratch_of
 from pyggml.kernels.gemm.frames import (
     BACKWARD_COLUMNS,
     FORWARD_COLUMNS,
-    Tasks,
     TiledProduct,
     block_matrix,
     columns_from,
     rows_from,
     rows_of_groups,
-    share_of,
     tiled_call,
     unpack_row,
 )
@@ -80,21 +78,19 @@ def _pack_pairs_task(f, task, thread):
     pack_pairs(f.packed_a, f.a, f.lda, f.a_in_columns, f.m, f.k, first, k0, rows, f.tile)
 
 
-@kernel
-def _multiply(f, thread, first, n_columns, groups, k0, k):
-    """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
-    tile, rows, columns = f.tile, rows_of_groups(f, groups), (first, first + n_columns)
-    if k0 == 0:
-        take_columns(f, thread, columns)
-        begin(f, thread, rows, columns)
-    part = PackedPart(
-        words_of(tile, f.k), k0 // tile.per_word, words_of(tile, k), groups[0], groups[1]
-    )
-    window = Window(first, f.n, f.m, n_columns)
-    added = f.accumulate or f.begins or k0 > 0
-    multiply_panels(tile, f.packed_a, part, f.panels[thread], f.edge[thread], f.c, window, added)
-    if k0 + k == f.k:
-        finish(f, thread, rows, columns)
+class FloatProduct(TiledProduct):
+    """A product of floats, or of pairs."""
+
+    @kernel
+    def multiply(f, thread, columns, groups, k0, k, adds):
+        """A panel meets all groups before the next one."""
+        tile, n_words = f.tile, words_of(f.tile, k)
+        part = PackedPart(words_of(tile, f.k), k0 // tile.per_word, n_words, groups[0], groups[1])
+        window = Window(columns[0], f.n, f.m, columns[1] - columns[0])
+        panels, edge = f.panels[thread], f.edge[thread]
+        multiply_panels(tile, f.packed_a, part, panels, edge, f.c, window, adds)
+        if k0 + k == f.k:
+            finish(f, thread, rows_of_groups(f, groups), columns)
 
 
 # -- forward ------------------------------------------------------------------------------------
@@ -130,16 +126,11 @@ def _unpack_rows(panels, rows, weight, n_rows, k, tile, is_narrow):
             transpose(to + j * tile.panel * 4, tile.panel, rows.ctypes.data + j * 4, ld)
 
 
-@task_code(TiledProduct)
-def _forward_task(f, task, thread):
-    first, n_rows, groups = share_of(f, task)
-    here = rows_from(f.w, first)
-    depth = FORWARD_DEPTH * f.tile.per_word
-    for k0 in range(0, f.k, depth):
-        k = min(depth, f.k - k0)
-        w = columns_from(here, k0)
+class RowPanels(FloatProduct):
+    @kernel
+    def unpack(f, thread, first, n_rows, k0, k):
+        w = columns_from(rows_from(f.w, first), k0)
         _unpack_rows(f.panels[thread], f.rows[thread], w, n_rows, k, f.tile, f.is_narrow)
-        _multiply(f, thread, first, n_rows, groups, k0, k)
 
 
 # -- backward -----------------------------------------------------------------------------------
@@ -189,21 +180,14 @@ def _spread_row(panels, row, i, n, n_columns):
             to[j] = of[j]
 
 
-@task_code(TiledProduct)
-def _backward_task(f, task, thread):
-    first, n_columns, groups = share_of(f, task)
-    here, depth = columns_from(f.w, first), PAIRS_DEPTH if f.tile.per_word == 2 else BACKWARD_DEPTH
-    for k0 in range(0, f.k, depth):
-        k = min(depth, f.k - k0)
-        w = rows_from(here, k0)
+class ColumnPanels(FloatProduct):
+    @kernel
+    def unpack(f, thread, first, n_columns, k0, k):
+        w = rows_from(columns_from(f.w, first), k0)
         _unpack_columns(f.panels[thread], f.rows[thread], w, k, n_columns, f.tile, f.is_narrow)
-        _multiply(f, thread, first, n_columns, groups, k0, k)
 
 
 # -- the paths ----------------------------------------------------------------------------------
-
-_TASKS = Tasks(_pack_task, _forward_task, _backward_task)
-_OF_PAIRS = _TASKS._replace(pack=_pack_pairs_task)
 
 
 def _tile(p: Problem) -> Tile:
@@ -212,11 +196,14 @@ def _tile(p: Problem) -> Tile:
 
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     w = block_matrix(o.b, p.weight_type, UNPACK[p.weight_type.name].address)
-    tile = _tile(p)
-    if not p.rounds:
-        return tiled_call(_TASKS, TiledProduct, p, o, w, tile, scratch)
-    n_packs = -(-p.m // (PACKED_GROUPS * tile.mr)) * -(-p.k // PIECE)
-    return tiled_call(_OF_PAIRS, TiledProduct, p, o, w, tile, scratch, n_packs, PAIRING)
+    tile, pack, costs = _tile(p), _pack_task, {}
+    if p.rounds:
+        n_packs = -(-p.m // (PACKED_GROUPS * tile.mr)) * -(-p.k // PIECE)
+        pack, costs = _pack_pairs_task, {"n_packs": n_packs, "unpacking": PAIRING}
+    kind, depth = (RowPanels, FORWARD_DEPTH * tile.per_word) if p.form == "mul_mat" else (
+        ColumnPanels, PAIRS_DEPTH if p.rounds else BACKWARD_DEPTH
+    )  # fmt: skip
+    return tiled_call(kind, pack, p, o, w, tile, scratch, depth=depth, **costs)
 
 
 def _panel_words(tile: Tile) -> int:

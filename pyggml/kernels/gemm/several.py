@@ -30,14 +30,14 @@ from pyggml.kernels.gemm.lane_dots import (
     lane_dots,
 )
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
-from pyggml.quants.layout import GROUP
+from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.readers.lanes import LANES
 from pyggml.sizes import round_up
 
 FEWEST, MOST = 4, 16  # tokens, measured
 TASK_ROWS = 64  # weight rows of one task, a multiple of LANES
 _FEW = 4  # tokens of a group that has no more
-_FLAT_WORDS = 2 * BLOCK_WORDS + 2  # that `quantize` writes for each block of a token
+_FLAT_WORDS = BLOCK_WORDS + 3  # that `quantize` writes for each block of a token
 
 
 class SeveralProduct(Product):
@@ -59,30 +59,28 @@ def _pack_code(n_together: int) -> Code:
     """The task that packs one token."""
 
     def pack_task(f, task, thread):
-        n, mine = f.k // GROUP, f.token[thread].view(np.int32)
-        starts, scales = mine[BLOCK_WORDS * n :], mine[2 * BLOCK_WORDS * n :]
-        totals = scales[n:]
+        n, mine = f.k // GROUP, f.token[thread]
+        q, of_blocks = mine.view(np.int8), mine[BLOCK_WORDS * n :]
         if task < f.m:
             x = f.a[task * f.lda :].ctypes.data
-            to = (mine.ctypes.data, starts.ctypes.data, scales.ctypes.data, totals.ctypes.data)
-            quantize(to[0], to[1], to[2], to[3], x, n)
+            quantize(mine.ctypes.data, of_blocks.ctypes.data, 1, x, n, x)
         else:
-            fill(f.token[thread], np.float32(0))
+            fill(mine, np.float32(0))
         size, t = n_together * TOKEN_WORDS, task % n_together
-        group = f.packed_a[task // n_together * n * size :].view(np.int32)
+        group = f.packed_a[task // n_together * n * size :]
         for block in range(n):
             bytes_, terms = group[block * size :], group[block * size + n_together * BLOCK_WORDS :]
-            first = second = np.int32(0)
             for j in range(BLOCK_WORDS):
                 bytes_[t * BLOCK_WORDS + j] = mine[block * BLOCK_WORDS + j]
-            for j in range(BLOCK_WORDS // 2):
-                first += starts[block * BLOCK_WORDS + j]
-                second += starts[block * BLOCK_WORDS + BLOCK_WORDS // 2 + j]
-            terms[SCALE * n_together + t] = scales[block]
-            terms[TOTAL * n_together + t] = totals[block]
-            terms[START * n_together + t] = first + second
-            terms[FIRST * n_together + t] = first
-            terms[SECOND * n_together + t] = second
+            terms[SCALE * n_together + t] = of_blocks[3 * block]
+            terms[START * n_together + t] = of_blocks[3 * block + 1]
+            terms[TOTAL * n_together + t] = of_blocks[3 * block + 2]
+            starts = terms.view(np.int32)
+            for half, which in enumerate((FIRST, SECOND)):
+                total, first = np.int32(0), block * GROUP + half * SUBGROUP
+                for j in range(first, first + SUBGROUP):
+                    total = np.int32(total + q[j])
+                starts[which * n_together + t] = -128 * total
 
     return task_code(SeveralProduct)(pack_task)
 
