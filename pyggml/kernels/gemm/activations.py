@@ -17,7 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.llvm import (
     F32,
     I8,
@@ -43,27 +43,20 @@ _BITS = ir.VectorType(I32, F32X16.count)
 _BYTES = ir.VectorType(I8, F32X16.count)
 
 
-@intrinsic
-def quantize(typing: Any, bytes_: Any, terms: Any, step: Any, x: Any, n: Any, ahead: Any) -> Any:
+@instruction(types.void(*(types.intp,) * 6))
+def quantize(b: Any, bytes_: Any, terms: Any, step: Any, x: Any, n: Any, ahead: Any) -> None:
     """n blocks of x to bytes, and to the terms of each block: scale, start and total, `step` words
     apart; addresses. Meanwhile as much from `ahead` on is prefetched.
 
     Blocks one by one take 1.8 times as long: the largest of 32, two quotients, a sum each.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bytes_, terms, step, x, n, ahead = arguments
-        many = builder.and_(n, ir.Constant(n.type, -_MANY))
-        with cgutils.for_range_slice(builder, n.type(0), many, n.type(_MANY)) as (i, _):
-            scales, totals = _emit_blocks(builder, i, bytes_, x, ahead)
-            _store_terms(builder, terms, step, i, scales, totals)
-        with cgutils.for_range_slice(builder, many, n, n.type(1)) as (i, _):
-            scale, total = _emit_block(builder, i, bytes_, x)
-            one = [broadcast(builder, v, ir.VectorType(v.type, 1)) for v in (scale, total)]
-            _store_terms(builder, terms, step, i, *one)
-        return context.get_dummy_value()
-
-    return types.void(*(types.intp,) * 6), codegen
+    many = b.and_(n, ir.Constant(n.type, -_MANY))
+    with cgutils.for_range_slice(b, n.type(0), many, n.type(_MANY)) as (i, _):
+        scales, totals = _emit_blocks(b, i, bytes_, x, ahead)
+        _store_terms(b, terms, step, i, scales, totals)
+    with cgutils.for_range_slice(b, many, n, n.type(1)) as (i, _):
+        one = [broadcast(b, v, ir.VectorType(v.type, 1)) for v in _emit_block(b, i, bytes_, x)]
+        _store_terms(b, terms, step, i, *one)
 
 
 def _store_terms(b: Any, terms: Any, step: Any, first: Any, scales: Any, totals: Any) -> None:

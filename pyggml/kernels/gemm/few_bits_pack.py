@@ -25,7 +25,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
-from pyggml.jit import cgutils, instruction, intrinsic, types
+from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.llvm import (
     F32,
     I8,
@@ -118,31 +118,20 @@ class _FewBits(VectorBlock):
         store(self.b, minima, at(self.b, self._minima, ir.Constant(I64, 0)))
 
 
-@intrinsic(prefer_literal=True)
-def few_bits(typing: Any, kind: Any, centred: Any, to: Any, source: Any, n: Any) -> Any:
+@instruction(lambda to, source, n: types.void(to, source, types.intp), n_constants=2)
+def few_bits(builder: Any, kind: int, centred: int, to: Any, source: Any, n: Any) -> None:
     """n blocks of INTEGER_TYPES[kind] to a row of ROW_WORDS, centred or not, constants; pointers to
     both."""
-    name = INTEGER_TYPES[kind.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *_, to, source, n = arguments
-        source, scales = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
-        minima, q = (builder.add(scales, ir.Constant(I64, 4 * n * SCALES)) for n in (1, 2))
-        many = max(dtype(name).block, GROUP)
-        terms = 4 * many // columns_of(name)
-        sizes = dtype(name).block_bytes, many, terms, terms
-        bases = source, q, scales, minima
-        emit_blocks(
-            builder,
-            LAYOUTS[name],
-            n,
-            bases,
-            sizes,
-            partial(_FewBits, name, bool(centred.literal_value)),
-        )
-        return context.get_dummy_value()
-
-    return types.void(kind, centred, to, source, types.intp), codegen
+    name, scales = INTEGER_TYPES[kind], builder.ptrtoint(to, I64)
+    minima, q = (builder.add(scales, ir.Constant(I64, 4 * part * SCALES)) for part in (1, 2))
+    many = max(dtype(name).block, GROUP)
+    terms = 4 * many // columns_of(name)
+    sizes, bases = (
+        (dtype(name).block_bytes, many, terms, terms),
+        (builder.ptrtoint(source, I64), q, scales, minima),
+    )
+    block = partial(_FewBits, name, bool(centred))
+    emit_blocks(builder, LAYOUTS[name], n, bases, sizes, block)
 
 
 def addresses(*kinds: Any) -> Any:

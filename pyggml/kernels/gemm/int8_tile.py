@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
-from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import (
     F32,
@@ -205,46 +205,30 @@ class _Bytes(VectorBlock):
         store(self.b, minima, at(self.b, self._minima, ir.Constant(I64, 0)))
 
 
-@intrinsic(prefer_literal=True)
-def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
+@instruction(lambda to, source, n: types.void(to, source, types.intp), n_constants=1)
+def unpack_bytes(builder: Any, kind: int, to: Any, source: Any, n: Any) -> None:
     """n blocks of type KINDS[kind], a constant, to a row of ROW_WORDS; pointers."""
-    name = KINDS[kind.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, to, source, n = arguments
-        source, q = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
-        scales, minima = (
-            builder.add(q, ir.Constant(I64, 4 * word)) for word in (WORDS, WORDS + BLOCKS)
-        )
-        many = step(dtype(name))
-        sizes = dtype(name).block_bytes, many, many // BLOCK_WORDS, many // BLOCK_WORDS
-        bases = source, q, scales, minima
-        emit_blocks(builder, LAYOUTS[name], n, bases, sizes, _Bytes)
-        return context.get_dummy_value()
-
-    return types.void(kind, to, source, types.intp), codegen
+    name, source, q = KINDS[kind], builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+    scales, minima = (builder.add(q, ir.Constant(I64, 4 * at)) for at in (WORDS, WORDS + BLOCKS))
+    many = step(dtype(name))
+    sizes = dtype(name).block_bytes, many, many // BLOCK_WORDS, many // BLOCK_WORDS
+    emit_blocks(builder, LAYOUTS[name], n, (source, q, scales, minima), sizes, _Bytes)
 
 
-@intrinsic
-def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> Any:
+@instruction(types.void(*(types.intp,) * 4))
+def quantize_columns(builder: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> None:
     """LANES columns of GROUP rows of floats to BLOCK_WORDS vectors of bytes q + MOVED, PANEL words
     apart (in pairs for `square`), and to the columns' scales; addresses, row_step in floats."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, scales, rows, row_step = arguments
-        starts = [builder.mul(row_step, ir.Constant(I64, i)) for i in range(GROUP)]
-        values = [load(builder, at(builder, rows, start), _NUMBERS) for start in starts]
-        scale, per_scale = scale_of(builder, largest(builder, values))
-        store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
-        n_together = 2 if BYTE_TILE.square else 1
-        for word in range(0, BLOCK_WORDS, n_together):
-            packed = [_word_of(builder, values[4 * i : 4 * i + 4], per_scale)
-                    for i in range(word, word + n_together)]  # fmt: skip
-            for i, words in enumerate(in_turns(builder, packed)):
-                store(builder, words, at(builder, to, ir.Constant(I64, word * PANEL + i * LANES)))
-        return context.get_dummy_value()
-
-    return types.void(*(types.intp,) * 4), codegen
+    starts = [builder.mul(row_step, ir.Constant(I64, i)) for i in range(GROUP)]
+    values = [load(builder, at(builder, rows, start), _NUMBERS) for start in starts]
+    scale, per_scale = scale_of(builder, largest(builder, values))
+    store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
+    n_together = 2 if BYTE_TILE.square else 1
+    for word in range(0, BLOCK_WORDS, n_together):
+        numbers = (values[4 * i : 4 * i + 4] for i in range(word, word + n_together))
+        packed = [_word_of(builder, four, per_scale) for four in numbers]
+        for i, words in enumerate(in_turns(builder, packed)):
+            store(builder, words, at(builder, to, ir.Constant(I64, word * PANEL + i * LANES)))
 
 
 def _word_of(builder: Any, values: list[Any], per_scale: Any) -> Any:
@@ -257,11 +241,11 @@ def _word_of(builder: Any, values: list[Any], per_scale: Any) -> Any:
     return words
 
 
-@intrinsic
+@instruction(types.void(*(types.intp,) * 9))
 def byte_product(
-    typing: Any, a: Any, a_terms: Any, b: Any, b_terms: Any, c: Any, ldc: Any, n: Any, minima: Any,
-    accumulate: Any,
-) -> Any:  # fmt: skip
+    builder: Any, a: Any, a_terms: Any, b: Any, b_terms: Any, c: Any, ldc: Any, n: Any,
+    minima: Any, accumulate: Any,
+) -> None:  # fmt: skip
     """C (MR, PANEL) (+)= Σ over n blocks of scale_a · scale_b · (start + Σ a·b), and of
     total · minimum unless `minima` is 0.
 
@@ -275,18 +259,13 @@ def byte_product(
     All are addresses.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, a_terms, b, b_terms, c, ldc, n, minima, accumulate = arguments
-        cells, to = zeros(builder, _NUMBERS, MR * NV), tile_at(builder, c, ldc, BYTE_TILE)
-        for target in to:
-            prefetch(builder, target, first=True)
-        with builder.if_then(builder.icmp_signed("!=", minima, minima.type(0))):
-            _for_each_block(builder, n, cells, _emit_minima, a_terms, b_terms)
-        _for_each_block(builder, n, cells, _emit_products, a_terms, b_terms, a, b)
-        put_tile(builder, [builder.load(cell) for cell in cells], to, accumulate)
-        return context.get_dummy_value()
-
-    return types.void(*(types.intp,) * 9), codegen
+    cells, to = zeros(builder, _NUMBERS, MR * NV), tile_at(builder, c, ldc, BYTE_TILE)
+    for target in to:
+        prefetch(builder, target, first=True)
+    with builder.if_then(builder.icmp_signed("!=", minima, minima.type(0))):
+        _for_each_block(builder, n, cells, _emit_minima, a_terms, b_terms)
+    _for_each_block(builder, n, cells, _emit_products, a_terms, b_terms, a, b)
+    put_tile(builder, [builder.load(cell) for cell in cells], to, accumulate)
 
 
 def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *arrays: Any) -> None:
