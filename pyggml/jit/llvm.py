@@ -4,7 +4,7 @@ Addresses are integers and nothing is checked: callers must. LLVM splits vectors
 register, so their width affects speed only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -84,6 +84,19 @@ def store(builder: Any, value: Any, pointer: Any) -> None:
     stored.align = _VECTOR_LOAD_ALIGNMENT
 
 
+def shuffle(builder: Any, order: Iterable[int], one: Any, other: Any = None) -> Any:
+    """The lanes with these numbers of a vector, or of two, one after the other."""
+    lanes = [int(i) for i in order]
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+    return builder.shuffle_vector(one, one if other is None else other, mask)
+
+
+def alternate(builder: Any, one: Any, other: Any) -> Any:
+    """The lanes of two vectors in turns."""
+    n = one.type.count
+    return shuffle(builder, (x for i in range(n) for x in (i, n + i)), one, other)
+
+
 def broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
     """A vector with this scalar (a value of LLVM's) in every lane."""
     undefined = ir.Constant(vector, ir.Undefined)
@@ -131,14 +144,8 @@ def totals(builder: Any, vectors: list[Any], add: Callable[..., Any] | None = No
     while lanes > 1:
         pairs = zip(vectors[::2], vectors[1::2] or vectors, strict=True)
         n = vectors[0].type.count if len(vectors) > 1 else vectors[0].type.count // 2
-        even, odd = (
-            ir.Constant(ir.VectorType(I32, n), [2 * i + first for i in range(n)])
-            for first in (0, 1)
-        )
-        vectors = [
-            add(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
-            for a, b in pairs
-        ]
+        even, odd = (range(first, 2 * n, 2) for first in (0, 1))
+        vectors = [add(shuffle(builder, even, *two), shuffle(builder, odd, *two)) for two in pairs]
         lanes //= 2
     return concatenate(builder, vectors)
 
@@ -146,10 +153,9 @@ def totals(builder: Any, vectors: list[Any], add: Callable[..., Any] | None = No
 def concatenate(builder: Any, vectors: list[Any]) -> Any:
     """The lanes of 2^k vectors, one after the other."""
     while len(vectors) > 1:
-        n = 2 * vectors[0].type.count
-        order = ir.Constant(ir.VectorType(I32, n), [*range(n)])
+        order = range(2 * vectors[0].type.count)
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        vectors = [builder.shuffle_vector(a, b, order) for a, b in pairs]
+        vectors = [shuffle(builder, order, *two) for two in pairs]
     return vectors[0]
 
 
@@ -204,8 +210,7 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any) -> Any:
     wide = ir.VectorType(I32, 4 * n)
     products = builder.mul(builder.zext(u, wide), builder.sext(s, wide))
     for i in range(4):
-        mask = ir.Constant(sums.type, [4 * lane + i for lane in range(n)])
-        sums = builder.add(sums, builder.shuffle_vector(products, products, mask))
+        sums = builder.add(sums, shuffle(builder, range(i, 4 * n, 4), products))
     return sums
 
 
@@ -225,10 +230,7 @@ def _signed_four(builder: Any, q: Any, s: Any, sums: Any) -> Any:
     n = sums.type.count
     wide, pairs = (ir.VectorType(I16, size * n) for size in (4, 2))
     products = builder.mul(builder.sext(q, wide), builder.sext(s, wide))
-    halves = [
-        builder.shuffle_vector(products, products, ir.Constant(ir.VectorType(I32, 2 * n), [*half]))
-        for half in (range(2 * n), range(2 * n, 4 * n))
-    ]
+    halves = [shuffle(builder, half, products) for half in (range(2 * n), range(2 * n, 4 * n))]
     neon = "llvm.aarch64.neon"
     add = declare_intrinsic(builder, f"{neon}.addp.v{2 * n}i16", pairs, [pairs, pairs])
     widen = f"{neon}.saddlp.v{n}i32.v{2 * n}i16"
@@ -354,8 +356,7 @@ def where_set(builder: Any, bits: Any, value: int) -> Any:
     kind = ir.VectorType(I8, n)
     if CHOSEN.neon and n % 8 == 0:
         few = builder.bitcast(bits, ir.VectorType(I8, n // 8))
-        order = ir.Constant(ir.VectorType(I32, n), [i // 8 for i in range(n)])
-        eight = builder.shuffle_vector(few, few, order)
+        eight = shuffle(builder, (i // 8 for i in range(n)), few)
         return by_registers(builder, partial(_own_bits, value=value), eight)
     is_set = builder.bitcast(bits, ir.VectorType(ir.IntType(1), n))
     return builder.select(is_set, every(kind, value), every(kind, 0))
@@ -385,7 +386,6 @@ def by_registers(builder: Any, emit: Callable[..., Any], *vectors: Any) -> Any:
         parts = []
         for v in vectors:
             size = v.type.count // 2
-            mask = ir.Constant(ir.VectorType(I32, size), [*range(half * size, (half + 1) * size)])
-            parts.append(builder.shuffle_vector(v, v, mask))
+            parts.append(shuffle(builder, range(half * size, (half + 1) * size), v))
         halves.append(by_registers(builder, emit, *parts))
     return concatenate(builder, halves)

@@ -16,18 +16,22 @@ from pyggml.kernels.attention.row_softmax import (
     row_powers,
     row_top,
 )
-from pyggml.kernels.attention.softmax import BC, MASKED, ZERO, visible_columns
-from pyggml.kernels.gemm.panels import rounded_up
+from pyggml.kernels.attention.softmax import (
+    BC,
+    MASKED,
+    ZERO,
+    clear_unseen,
+    columns_in,
+    visible_columns,
+)
 
 
 @kernel
 def _columns_of_group(starts, stops, g, key, step):
     """The first column that a group's queries see, in whole steps, and the one past the last; BC
     and 0 where they see none."""
-    first, last = max(starts[g] - key, 0), min(stops[g] - key, BC)
-    if first >= last:
-        return np.int64(BC), np.int64(0)
-    return np.int64(first // step * step), np.int64(rounded_up(last, step))
+    first, last = columns_in(starts[g], stops[g], key, step)
+    return (np.int64(first), np.int64(last)) if first < last else (np.int64(BC), np.int64(0))
 
 
 @kernel
@@ -107,15 +111,6 @@ def add_lanes(norm, norms):
 
 
 @kernel
-def _clear(row, left, right, window):
-    """Zeros in the columns of the window that lie outside of [left, right)."""
-    for j in range(window[0], min(left, window[1])):
-        row[j] = ZERO
-    for j in range(max(right, window[0]), window[1]):
-        row[j] = ZERO
-
-
-@kernel
 def softmax_pairs_back(
     ds, p_pairs, ds_pairs, s, dp, lse, delta, block, starts, stops, group, step, scale
 ):
@@ -130,8 +125,8 @@ def softmax_pairs_back(
         if (i + 1) // group > i // group:
             next_columns = _columns_of_group(starts, stops, i // group + 1, block.key, step)
             left, right = min(left, next_columns[0]), max(right, next_columns[1])
-        _clear(p_pairs[i // 2], left, right, block.window)
-        _clear(ds_pairs[i // 2], left, right, block.window)
+        clear_unseen(p_pairs[i // 2], left, right, block.window)
+        clear_unseen(ds_pairs[i // 2], left, right, block.window)
         if left >= right:
             continue
         start, count = _seen_of(block, i, left)

@@ -25,6 +25,7 @@ from pyggml.jit.llvm import (
     F32,
     I32,
     I64,
+    alternate,
     at,
     broadcast,
     declare_intrinsic,
@@ -43,9 +44,6 @@ SCALES = CHOSEN.bf16 and not CHOSEN.neon  # AVX512-BF16, and no tiles
 _narrow = convert_bf16 if CHOSEN.tiles or CHOSEN.bf16 else to_bf16
 _FLOATS = ir.VectorType(F32, LANES)
 _WORDS = ir.VectorType(I32, LANES)
-_BESIDE = ir.Constant(
-    ir.VectorType(I32, 2 * LANES), [x for i in range(LANES) for x in (i, LANES + i)]
-)
 
 # -- vectors --------------------------------------------------------------------------------------
 
@@ -261,6 +259,6 @@ def row_gradients(
             to = b.add(ds, b.mul(ld_rounded, I64(row)))
             store(b, rounded[row][1], at(b, to, b.lshr(i, I64(1))))
         for values, pairs in zip(zip(*rounded, strict=True), (p_pairs, ds_pairs), strict=True):
-            store(b, b.shuffle_vector(*values, _BESIDE), at(b, pairs, i))
+            store(b, alternate(b, *values), at(b, pairs, i))
 
     _for_columns(b, n, [(columns[0], columns[1]), (columns[2], columns[3])], emit)

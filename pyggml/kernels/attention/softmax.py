@@ -72,6 +72,16 @@ def columns_in(start, stop, key, group):
     return first // group * group, rounded_up(last, group)
 
 
+@kernel
+def clear_unseen(row, left, right, window):
+    """Zeros in the columns of the window that lie outside of [left, right), which may be empty."""
+    last = window[1] if left >= right else min(left, window[1])
+    for j in range(window[0], last):
+        row[j] = ZERO
+    for j in range(max(right, window[0], last), window[1]):
+        row[j] = ZERO
+
+
 # -- forward ------------------------------------------------------------------------------------
 
 
@@ -81,16 +91,11 @@ def softmax_tile(s, o, m, norm, block, scale):
 
     m holds each row's maximum so far, norm its sum; o and norm are rescaled where a maximum rises.
     """
-    window = block.window
     for i in range(s.shape[0]):
-        row = s[i]
         start, stop = visible_columns(block, i)
-        if start >= stop:
-            fill(row[window[0] : window[1]], ZERO)
-            continue
-        fill(row[window[0] : start], ZERO)
-        fill(row[stop : window[1]], ZERO)
-        m[i], norm[i] = _softmax_row(row, start, stop, scale, o[i], m[i], norm[i])
+        clear_unseen(s[i], start, stop, block.window)
+        if start < stop:
+            m[i], norm[i] = _softmax_row(s[i], start, stop, scale, o[i], m[i], norm[i])
 
 
 @kernel
@@ -134,22 +139,14 @@ def softmax_tile_back(s, dp, lse, delta, block, scale):
 
     lse and delta are those of the tile's rows.
     """
-    window = block.window
     for i in range(s.shape[0]):
-        row, other = s[i], dp[i]
         start, stop = visible_columns(block, i)
-        if start >= stop:
-            fill(row[window[0] : window[1]], ZERO)
-            fill(other[window[0] : window[1]], ZERO)
-            continue
-        low, high = start // LANES * LANES, rounded_up(stop, LANES)
+        low, high = start // LANES * LANES, rounded_up(stop, LANES) if start < stop else 0
+        clear_unseen(s[i], low, high, block.window)
+        clear_unseen(dp[i], low, high, block.window)
         log_sum, mean = lse[i], delta[i]
-        scores, gradients = row[low:high], other[low:high]
+        scores, gradients = s[i, low:high], dp[i, low:high]
         for j in range(scores.shape[0]):
             p = exp32(scores[j] * scale - log_sum) if start <= j + low < stop else ZERO
             scores[j] = p
             gradients[j] = p * (gradients[j] - mean)
-        fill(row[window[0] : low], ZERO)
-        fill(other[window[0] : low], ZERO)
-        fill(row[high : window[1]], ZERO)
-        fill(other[high : window[1]], ZERO)

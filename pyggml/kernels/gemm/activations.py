@@ -26,10 +26,12 @@ from pyggml.jit.llvm import (
     at,
     broadcast,
     by_quads,
+    concatenate,
     declare_intrinsic,
     every,
     load,
     prefetch,
+    shuffle,
     store,
 )
 from pyggml.quants.layout import GROUP
@@ -86,11 +88,11 @@ def _emit_blocks(b: Any, i: Any, bytes_: Any, x: Any, ahead: Any) -> tuple[Any, 
     def round_one(n: int) -> Any:
         for half in (0, F32X16.count):
             prefetch(b, at(b, ahead, b.mul(blocks[n], ir.Constant(I64, GROUP)), half))
-        per_scale = b.shuffle_vector(per_scales, per_scales, _lanes([n] * F32X16.count))
+        per_scale = shuffle(b, [n] * F32X16.count, per_scales)
         return _round_block(b, blocks[n], bytes_, _numbers(b, blocks[n], x), per_scale)
 
     def sums(n: int) -> Any:
-        two = b.shuffle_vector(round_one(2 * n), round_one(2 * n + 1), _lanes([*range(2 * GROUP)]))
+        two = concatenate(b, [round_one(2 * n), round_one(2 * n + 1)])
         return by_quads(b, every(two.type, 1), two, every(_BITS, 0))
 
     return scales, _join_lanes(b, sums, _MANY // 2, b.add)
@@ -103,11 +105,7 @@ def _join_lanes(b: Any, vector: Callable[[int], Any], n: int, join: Any, first: 
         return vector(first)
     two = [_join_lanes(b, vector, n // 2, join, start) for start in (first, first + n // 2)]
     lanes = 2 * two[0].type.count
-    return join(*(b.shuffle_vector(*two, _lanes([*range(odd, lanes, 2)])) for odd in (0, 1)))
-
-
-def _lanes(numbers: list[int]) -> Any:
-    return ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
+    return join(*(shuffle(b, range(odd, lanes, 2), *two) for odd in (0, 1)))
 
 
 def _numbers(b: Any, i: Any, x: Any) -> list[Any]:
@@ -119,7 +117,7 @@ def _numbers(b: Any, i: Any, x: Any) -> list[Any]:
 def _round_block(b: Any, i: Any, bytes_: Any, values: list[Any], per_scale: Any) -> Any:
     """Block i's numbers to bytes, which it also returns; per_scale: 1 / scale in every lane."""
     parts = [b.trunc(round_product(b, v, per_scale), _BYTES) for v in values]
-    q = b.shuffle_vector(*parts, _lanes([*range(GROUP)]))
+    q = concatenate(b, parts)
     words = b.bitcast(q, ir.VectorType(I32, BLOCK_WORDS))
     store(b, words, at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_WORDS))))
     return q

@@ -18,7 +18,19 @@ from llvmlite import ir
 
 from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import I16, I32, I64, at, declare_intrinsic, every, fma, load, store
+from pyggml.jit.llvm import (
+    I16,
+    I32,
+    I64,
+    alternate,
+    at,
+    concatenate,
+    declare_intrinsic,
+    every,
+    fma,
+    load,
+    store,
+)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
@@ -112,11 +124,9 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
 
     @instruction(types.void(*(types.intp,) * 4))
     def round_two(builder: Any, to: Any, a: Any, b: Any, n: Any) -> None:
-        in_turn = [x for i in range(lanes) for x in (i, lanes + i)]
-        order = ir.Constant(ir.VectorType(I32, 2 * lanes), in_turn)
         with _vectors(builder, n, lanes) as (i, _):
             first, second = (_load_rounded(builder, i, x, lanes, narrow) for x in (a, b))
-            store(builder, builder.shuffle_vector(first, second, order), at(builder, to, i))
+            store(builder, alternate(builder, first, second), at(builder, to, i))
 
     return round_row, round_two
 
@@ -147,8 +157,7 @@ def make_rounded_words(bf16: bool) -> Callable[..., Any]:
         n = vector.count
         after = builder.gep(pointer, [ir.Constant(I64, n)])
         both = [narrow(builder, load(builder, each, vector)) for each in (pointer, after)]
-        order = ir.Constant(ir.VectorType(I32, 2 * n), [*range(2 * n)])
-        return builder.bitcast(builder.shuffle_vector(*both, order), vector)
+        return builder.bitcast(concatenate(builder, both), vector)
 
     return words
 

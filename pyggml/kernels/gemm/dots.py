@@ -18,7 +18,20 @@ from llvmlite import ir
 from pyggml.graph.dtypes import DType, dtype
 from pyggml.jit import cgutils, instruction, kernel, types
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import I8, I32, I64, at, broadcast, every, fma, load, prefetch, store, total
+from pyggml.jit.llvm import (
+    I8,
+    I32,
+    I64,
+    at,
+    broadcast,
+    every,
+    fma,
+    load,
+    prefetch,
+    shuffle,
+    store,
+    total,
+)
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
 from pyggml.kernels.gemm.microkernel import zeros
 from pyggml.quants.layout import GROUP, SUBGROUP
@@ -115,8 +128,7 @@ class _FloatDot(_Dot):
         self._sum(floats, self._load(self._x, i, F32X16))
 
     def _widen(self, eight: Any) -> Any:
-        mask = ir.Constant(ir.VectorType(I32, SUBGROUP), [*range(SUBGROUP)])
-        return self.b.shuffle_vector(eight, every(F32X8, 0.0), mask)
+        return shuffle(self.b, range(SUBGROUP), eight, every(F32X8, 0.0))
 
 
 class _RowsTogether(NamedTuple):

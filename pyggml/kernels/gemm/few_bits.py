@@ -94,13 +94,6 @@ def _group(packed, depth, group, k0, size, n_terms):
     return mine[first * size : n * size], mine[n * size + first * n_terms :]
 
 
-@kernel
-def _clear(numbers, size, step, n):
-    """`size` words of each of n blocks = 0."""
-    for block in range(n):
-        fill(numbers[block * step : block * step + size], np.float32(0))
-
-
 @task_code(FewBitsProduct)
 def _pack_task(f, task, thread):
     """Pack one group of A's rows."""
@@ -108,11 +101,10 @@ def _pack_task(f, task, thread):
     size, n_terms = (_X, _X_TERMS) if forward else (_DY, _DY_TERMS)
     numbers, terms = _group(f.packed_a, f.k, task, np.int64(0), size, n_terms)
     fill(terms, np.float32(0))
-    for i in range(MR):
+    if (task + 1) * MR > f.m:
+        fill(numbers, np.float32(0))
+    for i in range(min(MR, f.m - task * MR)):
         row, row_terms = numbers[i * (size // MR) :], terms[i:].ctypes.data
-        if task * MR + i >= f.m:
-            _clear(row, size // MR, size, n)
-            continue
         of = f.a[(task * MR + i) * f.lda :].ctypes.data
         if forward:
             round_to_bytes(row.ctypes.data, row_terms, of, n, f.one_scale < GROUP)

@@ -32,23 +32,26 @@ from pyggml.jit.llvm import (
     I16,
     I32,
     I64,
+    alternate,
     at,
     broadcast,
     declare_intrinsic,
     every,
     fma,
     load,
+    shuffle,
     sixteen_bit_sums,
     store,
     total,
     widened_pairs,
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, round_product, scale_of
+from pyggml.kernels.gemm.int8_tile import BytesOut
 from pyggml.kernels.gemm.microkernel import zeros
 from pyggml.kernels.gemm.row_plan import whole_range
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
-from pyggml.quants.readers.vectors import VectorBlock, emit_blocks
+from pyggml.quants.readers.vectors import emit_blocks
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS, MINIMA_TYPES
 
 LANES, MR, PANEL = BYTE_TILE.lanes, BYTE_TILE.mr, BYTE_TILE.panel
@@ -89,33 +92,24 @@ def columns_of(name: str) -> int:
     return GROUP if whole_range(name)[2] else SUBGROUP
 
 
-class _FewBits(VectorBlock):
-    """A decoder's target: it writes bytes u, or u − half, scales and minima."""
+class _FewBits(BytesOut):
+    """It writes bytes u, or u − half."""
 
-    def __init__(self, name: str, centred: bool, builder: Any, source: Any, *to: Any) -> None:
-        super().__init__(builder, source)
+    def __init__(self, name: str, centred: bool, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._move, self._each = -move(name, centred), columns_of(name)
         self._has_minima = name in MINIMA_TYPES
-        self._q, self._scales, self._minima = to
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         self.add_two((scale,), q, i, 0)
 
     def add_two(self, scales: Sequence[Any], q: Any, i: int, most: int) -> None:
-        q = self.b.add(q, every(q.type, self._move)) if self._move else q
-        words = self.b.bitcast(q, ir.VectorType(I32, BLOCK_WORDS))
-        store(self.b, words, at(self.b, self._q, ir.Constant(I64, i // 4)))
+        self._put(self.b.add(q, every(q.type, self._move)) if self._move else q, i)
         for n, scale in enumerate(scales):
             here = ir.Constant(I64, i // self._each + n)
             self.b.store(scale, at(self.b, self._scales, here))
             if not self._has_minima:
                 self.b.store(ir.Constant(F32, 0.0), at(self.b, self._minima, here))
-
-    def add_minimum(self, minimum: Any) -> None:
-        self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, 0)))
-
-    def add_minima(self, minima: Any) -> None:
-        store(self.b, minima, at(self.b, self._minima, ir.Constant(I64, 0)))
 
 
 @instruction(lambda to, source, n: types.void(to, source, types.intp), n_constants=2)
@@ -150,9 +144,9 @@ def put_columns(
         first = builder.mul(loop.index, ir.Constant(I64, PANEL // 4))
         for quad in range(BLOCK_WORDS):
             four = [_bytes_of_row(builder, rows, row_step, 4 * quad + i, first) for i in range(4)]
-            pairs = [_in_turns(builder, *four[i : i + 2]) for i in (0, 2)]
+            pairs = [alternate(builder, *four[i : i + 2]) for i in (0, 2)]
             pairs = [builder.bitcast(pair, ir.VectorType(I16, PANEL)) for pair in pairs]
-            words.append(builder.bitcast(_in_turns(builder, *pairs), INTS))
+            words.append(builder.bitcast(alternate(builder, *pairs), INTS))
             store(builder, words[-1], at(builder, to, place, quad * PANEL))
         store(builder, _start(builder, words), at(builder, starts, place))
 
@@ -220,13 +214,6 @@ def _words_of(builder: Any, words: Any, i: Any) -> list[Any]:
     place = builder.mul(i, ir.Constant(I64, BLOCK_WORDS * PANEL))
     places = [at(builder, words, place, word * PANEL) for word in range(BLOCK_WORDS)]
     return [load(builder, here, INTS) for here in places]
-
-
-def _in_turns(builder: Any, a: Any, b: Any) -> Any:
-    """The lanes of two vectors, alternating."""
-    n = a.type.count
-    order = [i // 2 + i % 2 * n for i in range(2 * n)]
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, 2 * n), order))
 
 
 def _to_shorts(builder: Any, values: list[Any], per_unit: Any) -> list[Any]:
@@ -364,6 +351,5 @@ def _add_minima(builder: Any, i: Any, cells: list[Any], dy: Any, units: Any, fac
         row = _shorts_at(builder, dy, first, m * SHORTS)
         two = [pair_products(builder, *pair) for pair in zip(row, minima, strict=True)]
         whole = builder.sitofp(builder.add(*two), NUMBERS)
-        lane = ir.Constant(ir.VectorType(I32, LANES), [m] * LANES)
-        unit = builder.shuffle_vector(units_here, units_here, lane)
+        unit = shuffle(builder, [m] * LANES, units_here)
         builder.store(fma(builder, whole, unit, builder.load(cell)), cell)

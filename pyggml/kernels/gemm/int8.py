@@ -107,19 +107,16 @@ def _pack_task(f, task, thread):
     """Pack one group of A's rows."""
     a, rows = f.a, f.rows[thread]
     numbers, terms = _group(f.packed_a, f.k, task)
+    if (task + 1) * MR > f.m:
+        fill(rows, np.float32(0))
+        fill(terms, np.float32(0))
     for k0 in range(0, f.k, FORWARD_DEPTH):
         n = min(FORWARD_DEPTH, f.k - k0) // GROUP
         terms_here = terms[k0 // GROUP * A_TERMS * MR :]
-        for i in range(MR):
-            row = rows[i * WORDS : (i + 1) * WORDS]
-            if task * MR + i < f.m:
-                of = a[(task * MR + i) * f.lda + k0 :].ctypes.data
-                ahead = of + 4 * f.lda  # the next row's, which are prefetched
-                quantize(row.ctypes.data, terms_here[i:].ctypes.data, MR, of, n, ahead)
-            else:
-                fill(row, np.float32(0))
-                for term in range(A_TERMS * n):
-                    terms_here[term * MR + i] = np.float32(0)
+        for i in range(min(MR, f.m - task * MR)):
+            row, of = rows[i * WORDS :], a[(task * MR + i) * f.lda + k0 :].ctypes.data
+            ahead = of + 4 * f.lda  # the next row's, which are prefetched
+            quantize(row.ctypes.data, terms_here[i:].ctypes.data, MR, of, n, ahead)
         _interleave(numbers[k0 // 4 * MR :], rows, n * BLOCK_WORDS)
 
 

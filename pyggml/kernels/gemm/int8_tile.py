@@ -35,6 +35,7 @@ from pyggml.jit.llvm import (
     in_order,
     load,
     prefetch,
+    shuffle,
     store,
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, round_product, scale_of
@@ -77,11 +78,8 @@ class _Rounding(NamedTuple):
 def _each_of_pairs(b: Any, numbers: Any) -> tuple[Any, Any]:
     """Of every two neighbours the first in both places, and the second."""
     n = numbers.type.count
-    masks = ([i // 2 * 2 + which for i in range(n)] for which in range(2))
-    first, second = (
-        b.shuffle_vector(numbers, numbers, ir.Constant(ir.VectorType(I32, n), mask))
-        for mask in masks
-    )
+    orders = ([i // 2 * 2 + which for i in range(n)] for which in range(2))
+    first, second = (shuffle(b, order, numbers) for order in orders)
     return first, second
 
 
@@ -99,27 +97,36 @@ def _high_halves(b: Any, x: Any, y: Any) -> Any:
 
 def _by_subgroup(b: Any, numbers: Any, i: int) -> Any:
     """The number of its subgroup in each lane of GROUP weights, from weight i on."""
-    lanes = [(i + lane) // SUBGROUP for lane in range(GROUP)]
-    return b.shuffle_vector(numbers, numbers, ir.Constant(ir.VectorType(I32, GROUP), lanes))
+    return shuffle(b, ((i + lane) // SUBGROUP for lane in range(GROUP)), numbers)
 
 
-class _Bytes(VectorBlock):
-    """A decoder's target: it writes GROUP bytes q + MOVED per scale, and minima, one of each for 32
-    weights."""
+class BytesOut(VectorBlock):
+    """A decoder's target that writes bytes, scales and minima to these addresses."""
 
     def __init__(self, builder: Any, source: Any, q: Any, scales: Any, minima: Any) -> None:
         super().__init__(builder, source)
         self._q, self._scales, self._minima = q, scales, minima
-        self._of_subgroups = None  # minima
-        self._rounding: _Rounding | None = None
-
-    def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self._put(self.b.xor(q, every(q.type, -MOVED)) if MOVED else q, i)
-        self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
     def _put(self, q: Any, i: int) -> None:
         words = self.b.bitcast(q, ir.VectorType(I32, BLOCK_WORDS))
         store(self.b, words, at(self.b, self._q, ir.Constant(I64, i // 4)))
+
+    def add_minimum(self, minimum: Any) -> None:
+        self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, 0)))
+
+    def add_minima(self, minima: Any) -> None:
+        store(self.b, minima, at(self.b, self._minima, ir.Constant(I64, 0)))
+
+
+class _Bytes(BytesOut):
+    """It writes GROUP bytes q + MOVED per scale, and minima, one of each for 32 weights."""
+
+    _of_subgroups: Any = None  # minima
+    _rounding: _Rounding | None = None
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        self._put(self.b.xor(q, every(q.type, -MOVED)) if MOVED else q, i)
+        self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int, most: int) -> None:
         """Both subgroups get one scale, and their weights are rounded to it. All scales of a block
@@ -190,19 +197,14 @@ class _Bytes(VectorBlock):
 
     def _store_firsts(self, numbers: Any, to: Any) -> None:
         """Store the first of each two floats, the one for GROUP weights."""
-        firsts = [*range(0, numbers.type.count, 2)]
-        mask = ir.Constant(ir.VectorType(I32, len(firsts)), firsts)
-        halves = self.b.shuffle_vector(numbers, numbers, mask)
+        halves = shuffle(self.b, range(0, numbers.type.count, 2), numbers)
         store(self.b, halves, at(self.b, to, ir.Constant(I64, 0)))
-
-    def add_minimum(self, minimum: Any) -> None:
-        self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, 0)))
 
     def add_minima(self, minima: Any) -> None:
         if minima.type == F32X16:
             self._of_subgroups = minima
-            return
-        store(self.b, minima, at(self.b, self._minima, ir.Constant(I64, 0)))
+        else:
+            super().add_minima(minima)
 
 
 @instruction(lambda to, source, n: types.void(to, source, types.intp), n_constants=1)

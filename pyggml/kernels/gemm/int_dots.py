@@ -27,6 +27,7 @@ from pyggml.jit.llvm import (
     fma,
     prefetch,
     quads,
+    shuffle,
     signed_quads,
     total,
 )
@@ -109,11 +110,10 @@ class _Row:
         """scales[lanes]. By name where one instruction does it: LLVM would take two that need no
         vector of numbers, which stays in a register here."""
         b, n = self.b, len(lanes)
-        indices = ir.Constant(ir.VectorType(I32, n), lanes)
         if CHOSEN.lanes < 16 or n != 16:
-            return b.shuffle_vector(scales, scales, indices)
+            return shuffle(b, lanes, scales)
         wide = [*range(scales.type.count), *(0,) * (16 - scales.type.count)]
-        scales = b.shuffle_vector(scales, scales, ir.Constant(indices.type, wide))
+        scales, indices = shuffle(b, wide, scales), ir.Constant(ir.VectorType(I32, n), lanes)
         kinds = [scales.type, indices.type]
         permute = declare_intrinsic(b, "llvm.x86.avx512.permvar.sf.512", kinds[0], kinds)
         return b.call(permute, [scales, indices])

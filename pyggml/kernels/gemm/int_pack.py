@@ -14,7 +14,19 @@ from llvmlite import ir
 
 from pyggml.graph.dtypes import dtype
 from pyggml.jit import cgutils, instruction, types
-from pyggml.jit.llvm import F32, I8, I32, I64, at, by_quads, every, load, totals
+from pyggml.jit.llvm import (
+    F32,
+    I8,
+    I32,
+    I64,
+    at,
+    by_quads,
+    concatenate,
+    every,
+    load,
+    shuffle,
+    totals,
+)
 from pyggml.kernels.gemm.activations import largest, round_product, scale_of
 from pyggml.kernels.gemm.row_plan import UNIT, RowPlan, plan, units
 from pyggml.quants.layout import GROUP, SUBGROUP
@@ -99,7 +111,7 @@ class _Packing:
         of_halves = self._sums(groups)
         of_groups = _pair_sums(b, of_halves)
         sums = {1: of_groups, 2: of_halves}
-        both = {n: self._lanes(scales, np.arange(unit.n // GROUP * n) // n) for n in (1, 2)}
+        both = {n: shuffle(b, np.arange(unit.n // GROUP * n) // n, scales) for n in (1, 2)}
         factors = [*p.factors[:: 3 - p.of_group]]
         mine = both[p.of_group]
         self._put(b.fmul(mine, ir.Constant(mine.type, factors)), unit.n)
@@ -110,18 +122,13 @@ class _Packing:
             n = p.n_minima * GROUP // unit.n
             self._put(b.fmul(both[n], sums[n]), unit.minima)
 
-    def _lanes(self, v: Any, lanes: Any) -> Any:
-        indices = ir.Constant(ir.VectorType(I32, len(lanes)), [int(i) for i in lanes])
-        return self.b.shuffle_vector(v, v, indices)
-
     def _bytes(self, group: int, per_scale: Any) -> Any:
         """GROUP numbers as bytes."""
         b = self.b
-        each = self._lanes(per_scale, [group] * F32X16.count)
+        each = shuffle(b, [group] * F32X16.count, per_scale)
         two = (round_product(b, v, each) for v in self.values[2 * group : 2 * group + 2])
         parts = [b.trunc(v, ir.VectorType(I8, F32X16.count)) for v in two]
-        order = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
-        return b.shuffle_vector(*parts, order)
+        return concatenate(b, parts)
 
     def _put_pieces(self, groups: list[Any]) -> None:
         """The bytes, piece by piece."""
@@ -130,7 +137,7 @@ class _Packing:
         of_group = GROUP // p.size
         for group, q in enumerate(groups):
             for i in range(of_group):
-                piece = self._lanes(q, p.within[p.size * i : p.size * (i + 1)])
+                piece = shuffle(self.b, p.within[p.size * i : p.size * (i + 1)], q)
                 self._put(piece, p.size * places[group * of_group + i])
 
     def _sums(self, groups: list[Any]) -> Any:
@@ -139,7 +146,7 @@ class _Packing:
         zeros, halves = every(ir.VectorType(I32, GROUP // 4), 0), []
         for q in groups:
             words = by_quads(b, every(q.type, 1), q, zeros)
-            halves += [self._lanes(words, range(first, first + n)) for first in (0, n)]
+            halves += [shuffle(b, range(first, first + n), words) for first in (0, n)]
         sums = totals(b, halves, b.add)
         return b.sitofp(sums, ir.VectorType(F32, sums.type.count))
 
@@ -150,8 +157,5 @@ class _Packing:
 
 def _pair_sums(b: Any, v: Any) -> Any:
     """The sums of neighbouring lanes."""
-    even, odd = (
-        ir.Constant(ir.VectorType(I32, v.type.count // 2), [*range(first, v.type.count, 2)])
-        for first in (0, 1)
-    )
-    return b.fadd(b.shuffle_vector(v, v, even), b.shuffle_vector(v, v, odd))
+    even, odd = (shuffle(b, range(first, v.type.count, 2), v) for first in (0, 1))
+    return b.fadd(even, odd)

@@ -21,13 +21,13 @@ from pyggml.jit import cgutils, instruction, types
 from pyggml.jit.llvm import (
     F32,
     I8,
-    I32,
     I64,
     at,
     broadcast,
     fma,
     load,
     prefetch,
+    shuffle,
     store,
     total,
 )
@@ -156,17 +156,14 @@ def in_turns(builder: Any, words: list[Any]) -> list[Any]:
         return words
     n = words[0].type.count
     order = [x for i in range(n) for x in (i, n + i)]
-    return [
-        builder.shuffle_vector(*words, ir.Constant(ir.VectorType(I32, 4), order[i : i + 4]))
-        for i in range(0, 2 * n, 4)
-    ]
+    return [shuffle(builder, order[i : i + 4], *words) for i in range(0, 2 * n, 4)]
 
 
 def rows_of_squares(builder: Any, squares: list[list[Any]]) -> list[list[Any]]:
     """Matrices (2, 2) of pairs of rows and of columns as rows of vectors of four columns."""
-    halves = [ir.Constant(ir.VectorType(I32, 4), [n, n + 1, n + 4, n + 5]) for n in (0, 2)]
+    halves = [(n, n + 1, n + 4, n + 5) for n in (0, 2)]
     return [
-        [builder.shuffle_vector(*two, half) for two in zip(row[::2], row[1::2], strict=True)]
+        [shuffle(builder, half, *two) for two in zip(row[::2], row[1::2], strict=True)]
         for row in squares
         for half in halves
     ]
@@ -219,19 +216,15 @@ def make_transpose(lanes: int, words: Callable[..., Any] = load) -> Any:
 
     @instruction(types.void(*(types.intp,) * 4))
     def transpose(builder: Any, to: Any, ld_to: Any, source: Any, ld_source: Any) -> None:
-        vector, index = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
-        middle = lanes // 2
-        masks = [
-            ir.Constant(index, [x for i in half for x in (i, i + lanes)])
-            for half in (range(middle), range(middle, lanes))
-        ]
-        rows = []
+        vector, middle, rows = ir.VectorType(F32, lanes), lanes // 2, []
+        in_turns = [x for i in range(lanes) for x in (i, i + lanes)]
+        halves = in_turns[:lanes], in_turns[lanes:]
         for i in range(lanes):
             offset = builder.mul(ld_source, ir.Constant(I64, i))
             rows.append(words(builder, at(builder, source, offset), vector))
         for _ in range(lanes.bit_length() - 1):
             pairs = [(rows[i], rows[i + middle]) for i in range(middle)]
-            rows = [builder.shuffle_vector(x, y, m) for x, y in pairs for m in masks]
+            rows = [shuffle(builder, half, *two) for two in pairs for half in halves]
         for i, row in enumerate(rows):
             store(builder, row, at(builder, to, builder.mul(ld_to, ir.Constant(I64, i))))
 

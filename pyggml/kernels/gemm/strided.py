@@ -2,7 +2,7 @@
 
 strided    c[M, N]  (+)= a[M, K] · b[N, K]ᵀ
 
-Tasks are cut as in pyggml.kernels.gemm.product. Panels are gathered from b's rows or columns.
+Tasks are cut as in pyggml.kernels.gemm.product.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit import kernel
 from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, stage, task_code
@@ -22,6 +21,7 @@ from pyggml.kernels.gemm.tile import FLOAT_TILE
 COLUMNS, DEPTH = 128, 256  # a task's columns of C, and the numbers of k in one of its passes
 SHAPE = FLOAT_TILE.shape
 MR, PANEL = SHAPE.mr, SHAPE.panel
+OF_B = SHAPE._replace(mr=PANEL)  # a panel is packed as a group of so many rows of b
 
 
 class Strides(NamedTuple):
@@ -53,26 +53,6 @@ class StridedProduct(Frame):
     edge: Floats2  # one tile of C
 
 
-@kernel
-def _gather_panels(panels, b, view, n_rows, k):
-    """Panels (k, PANEL) of n_rows strided rows of b; the last panel is filled up with zeros."""
-    for first in range(0, n_rows, PANEL):
-        n = min(PANEL, n_rows - first)
-        panel = panels[first * k : (first + PANEL) * k]
-        if n < PANEL:
-            for i in range(k * PANEL):
-                panel[i] = 0
-        source = view.start + first * view.row_step
-        if view.row_step == 1:  # a transposed matrix: its columns are contiguous
-            for j in range(k):
-                for i in range(n):
-                    panel[j * PANEL + i] = b[source + j * view.column_step + i]
-        else:
-            for i in range(n):
-                for j in range(k):
-                    panel[j * PANEL + i] = b[source + i * view.row_step + j * view.column_step]
-
-
 @task_code(StridedProduct)
 def _pack_task(f, task, thread):
     """Pack one group of rows of one batch of A."""
@@ -96,7 +76,8 @@ def _multiply_task(f, task, thread):
     for k0 in range(0, f.k, DEPTH):
         k = min(DEPTH, f.k - k0)
         view = View(start + k0 * strides.column, strides.row, strides.column)
-        _gather_panels(f.panels[thread], f.b, view, n, k)
+        for panel in range((n + PANEL - 1) // PANEL):
+            pack_group(f.panels[thread], f.b, view, n, k, panel, OF_B)
         part, added = PackedPart(f.k, k0, k, groups[0], groups[1]), f.accumulate or k0 > 0
         multiply_panels(
             SHAPE, f.packed_a[batch], part, f.panels[thread], f.edge[thread], f.c, window, added

@@ -56,16 +56,11 @@ class ThinProduct(Frame):
 @task_code(ThinProduct)
 def _pack_task(f, task, thread):
     """Pack row r of the thin matrix: of (R, depth), or of groups; past R, zeros."""
-    packed, a, row_step, step, depth = f.packed, f.thin, f.row_step, f.step, f.depth
-    inside = task < f.n_thin
-    if f.in_groups:
-        group, lane = packed[task // OUTER_MR * OUTER_MR * depth :], task % OUTER_MR
-        for i in range(depth):
-            group[i * OUTER_MR + lane] = a[task * row_step + i * step] if inside else np.float32(0)
-    else:
-        row = packed[task * depth : (task + 1) * depth]
-        for i in range(depth):
-            row[i] = a[task * row_step + i * step] if inside else np.float32(0)
+    a, row_step, step, inside = f.thin, f.row_step, f.step, task < f.n_thin
+    lane, apart = (task % OUTER_MR, OUTER_MR) if f.in_groups else (0, 1)
+    to = f.packed[(task - lane) * f.depth + lane :]
+    for i in range(f.depth):
+        to[i * apart] = a[task * row_step + i * step] if inside else np.float32(0)
 
 
 @task_code(ThinProduct)

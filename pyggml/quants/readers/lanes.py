@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import F32, I8, I32, I64, every, prefetch
+from pyggml.jit.llvm import F32, I8, I32, I64, concatenate, every, prefetch, shuffle
 from pyggml.quants.layout import GROUP, ByteTable
 from pyggml.quants.readers.vectors import VectorBlock, table_pointer
 
@@ -71,16 +71,10 @@ class LaneBlock(VectorBlock):
             pieces = [self.b.load(self._pointer(row, offset, four)) for row in self._rows]
             for piece in pieces:
                 piece.align = 1
-            self._loads[offset] = self._transpose([self._join(pieces[i::4]) for i in range(4)])
+            self._loads[offset] = self._transpose(
+                [concatenate(self.b, pieces[i::4]) for i in range(4)]
+            )
         return self._loads[offset]
-
-    def _join(self, vectors: list[Any]) -> Any:
-        """2^k vectors, one after the other."""
-        while len(vectors) > 1:
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            order = np.arange(2 * vectors[0].type.count)
-            vectors = [self._shuffle(one, other, order) for one, other in pairs]
-        return vectors[0]
 
     def _transpose(self, rows: list[Any]) -> Lanes:
         """Each four neighbouring words of four vectors, a 4 × 4 matrix, transposed."""
@@ -93,11 +87,7 @@ class LaneBlock(VectorBlock):
         order = np.arange(4).reshape(2, -1, n)  # (half, turn, n)
         orders = np.concatenate([order, order + LANES], axis=2).reshape(2, 4)
         quads = 4 * np.arange(LANES // 4)[:, None]
-        return tuple(self._shuffle(one, other, (quads + order).ravel()) for order in orders)
-
-    def _shuffle(self, one: Any, other: Any, order: np.ndarray) -> Any:
-        mask = ir.Constant(ir.VectorType(I32, len(order)), order.tolist())
-        return self.b.shuffle_vector(one, other, mask)
+        return tuple(shuffle(self.b, (quads + order).ravel(), one, other) for order in orders)
 
     def _ints(self, offset: int, n_bytes: int) -> Any:
         """n_bytes, at most a word, as ints; of a load that neighbours share, if they fill it."""

@@ -18,7 +18,18 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import F32, I8, I16, I32, I64, declare_intrinsic, every, where_set
+from pyggml.jit.llvm import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    concatenate,
+    declare_intrinsic,
+    every,
+    shuffle,
+    where_set,
+)
 from pyggml.quants.layout import GROUP, SUBGROUP, ByteTable
 from pyggml.quants.readers.vectors import VectorBlock, lane_of, table_pointer
 
@@ -157,7 +168,7 @@ class PieceBlock(VectorBlock):
             return Node("join", a.n + b.n, (a, b))
         n = a.type.count // self.n_blocks
         both = np.arange(2 * a.type.count).reshape(2, self.n_blocks, n).swapaxes(0, 1)
-        return self._shuffle(a, both.ravel(), b)
+        return shuffle(self.b, both.ravel(), a, b)
 
     def minus(self, whole: Any, n: int) -> Any:
         if isinstance(whole, Node):
@@ -179,15 +190,11 @@ class PieceBlock(VectorBlock):
 
     # -- ints and floats of all blocks ------------------------------------------------------------
 
-    def _shuffle(self, v: Any, lanes: Any, w: Any = None) -> Any:
-        mask = ir.Constant(ir.VectorType(I32, len(lanes)), [int(i) for i in lanes])
-        return self.b.shuffle_vector(v, v if w is None else w, mask)
-
     def _spread(self, one: Any, count: int) -> Any:
         """A number of each block, in each of the block's lanes of a vector of `count`."""
         if one.type.count == count:
             return one
-        return self._shuffle(one, np.arange(count) // (count // self.n_blocks))
+        return shuffle(self.b, np.arange(count) // (count // self.n_blocks), one)
 
     def _each(self, offset: int, kind: Any) -> Any:
         """A number of each block, at the same place."""
@@ -236,7 +243,7 @@ class PieceBlock(VectorBlock):
         if numbers.type.element == F32:
             return Lane(numbers, i)
         n = numbers.type.count // self.n_blocks
-        return self._shuffle(numbers, np.arange(self.n_blocks) * n + i)
+        return shuffle(self.b, np.arange(self.n_blocks) * n + i, numbers)
 
     # -- what is added ----------------------------------------------------------------------------
 
@@ -267,7 +274,7 @@ class PieceBlock(VectorBlock):
                 for added in self.added for scale in added.scales[:n]]  # fmt: skip
         vectors = {id(numbers): numbers for numbers, _ in refs}
         if len(vectors) == 1:
-            return self._shuffle(refs[0][0], [lane for _, lane in refs])
+            return shuffle(self.b, (lane for _, lane in refs), refs[0][0])
         vector = ir.Constant(ir.VectorType(F32, len(refs)), ir.Undefined)
         for i, (numbers, lane) in enumerate(refs):
             one = self.b.extract_element(numbers, ir.Constant(I32, lane))
@@ -309,7 +316,7 @@ class PieceBlock(VectorBlock):
             ]
             return emit(group, *of)
         halves = [self.wide(part) for part in (group[: len(group) // 2], group[len(group) // 2 :])]
-        return self._shuffle(halves[0], range(2 * halves[0].type.count), halves[1])
+        return concatenate(self.b, halves)
 
     def _starts(self, group: tuple[Piece, ...], of_block: int) -> list[int]:
         return [block * of_block + node.at[0] for block, node in group]

@@ -19,9 +19,11 @@ from pyggml.jit.llvm import (
     I64,
     at,
     broadcast,
+    concatenate,
     every,
     from_f16,
     lookup16,
+    shuffle,
     store,
     where_set,
 )
@@ -30,7 +32,6 @@ from pyggml.quants.layout import GROUP, SUBGROUP, Block, ByteTable, Decoder
 F32X8 = ir.VectorType(F32, 8)
 F32X16 = ir.VectorType(F32, SUBGROUP)
 _I8X32 = ir.VectorType(I8, GROUP)
-_I32X16 = ir.VectorType(I32, SUBGROUP)
 
 
 def _vector(kind: Any, n: int) -> Any:
@@ -106,11 +107,9 @@ class VectorBlock(Block):
     def pairs(self, offset: int) -> Any:
         """Each byte four times, each time another pair of its bits."""
         byte = self.bytes(offset, GROUP // 4)
-        order = ir.Constant(ir.VectorType(I32, GROUP), [i // 4 for i in range(GROUP)])
+        fours = shuffle(self.b, (i // 4 for i in range(GROUP)), byte)
         shifts = ir.Constant(_I8X32, [2 * (i % 4) for i in range(GROUP)])
-        return self.b.and_(
-            self.b.lshr(self.b.shuffle_vector(byte, byte, order), shifts), every(_I8X32, 3)
-        )
+        return self.b.and_(self.b.lshr(fours, shifts), every(_I8X32, 3))
 
     def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Any:
         if CHOSEN.neon and n_bits == 8 and n is None and n_bytes > 1:  # see lane_of
@@ -170,8 +169,7 @@ class VectorBlock(Block):
         return self.b.or_(a, broadcast(self.b, b, a.type) if is_one_of_all else b)
 
     def join(self, a: Any, b: Any) -> Any:
-        n = 2 * a.type.count
-        return self.b.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, n), [*range(n)]))
+        return concatenate(self.b, [a, b])
 
     def minus(self, whole: Any, n: int) -> Any:
         return self.b.sub(whole, _constant(whole.type, n))
@@ -202,9 +200,7 @@ class VectorBlock(Block):
             load = b.load(b.bitcast(b.gep(rows, [start]), kind.as_pointer()))
             load.align = table.width
             loads.append(load)
-        while len(loads) > 1:
-            loads = [self.join(*pair) for pair in zip(loads[::2], loads[1::2], strict=True)]
-        return loads[0]
+        return concatenate(b, loads)
 
     def floats(self, whole: Any) -> Any:
         return self.b.sitofp(whole, _as_many(F32, whole))
@@ -228,9 +224,8 @@ class VectorBlock(Block):
 
     def subgroups(self, q: Any) -> list[Any]:
         """The first and the second SUBGROUP of GROUP bytes q, as floats."""
-        lanes = range(SUBGROUP), range(SUBGROUP, GROUP)
-        masks = (ir.Constant(_I32X16, list(half)) for half in lanes)
-        return [self.floats(self.b.shuffle_vector(q, q, mask)) for mask in masks]
+        halves = range(SUBGROUP), range(SUBGROUP, GROUP)
+        return [self.floats(shuffle(self.b, half, q)) for half in halves]
 
 
 class FloatsOut(VectorBlock):
