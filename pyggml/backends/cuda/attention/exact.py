@@ -53,13 +53,13 @@ def tile_rows(head_size: int) -> int:
 
 
 @cache
-def _filler(name: str, rows: int, size: int) -> Any:
+def _filler(name: str, size: int) -> Any:
     """fill(tile, x, first, head, n, n_heads): rows first … of x (n, n_heads, size), 0 from n on."""
     load = key_loader(name)
 
     @device
     def fill(tile, x, first, head, n, n_heads):
-        for e in range(cuda.threadIdx.x, rows * size, _THREADS):
+        for e in range(cuda.threadIdx.x, tile.shape[0] * size, _THREADS):
             i, c = e // size, e % size
             at = (np.int64(first + i) * n_heads + head) * size + c
             tile[i, c] = load(x, at) if first + i < n else ZERO
@@ -157,9 +157,8 @@ def _forward(head_size: int, value_size: int, key_type: str, value_type: str) ->
     keys = 2 * rows
     of_queries, of_sums, tall = (rows, head_size + 1), (rows, value_size + 1), (keys, widest + 1)
     scores = (rows, keys)
-    fill_queries = _filler(F32.name, rows, head_size)
-    fill_keys = _filler(key_type, keys, head_size)
-    fill_values = _filler(value_type, keys, value_size)
+    fill_queries, fill_keys = _filler(F32.name, head_size), _filler(key_type, head_size)
+    fill_values = _filler(value_type, value_size)
 
     @kernel
     def forward(o, lse, q, k, v, span, mask, sinks, sizes, factors):
@@ -269,7 +268,7 @@ def _sloper(head_size: int, value_size: int) -> Any:
 def _queries_kernel(head_size: int, value_size: int) -> Any:
     rows = tile_rows(max(head_size, value_size))
     wide, of_values, square = (rows, head_size + 1), (rows, value_size + 1), (rows, rows)
-    fill, fill_values = (_filler(F32.name, rows, size) for size in (head_size, value_size))
+    fill, fill_values = _filler(F32.name, head_size), _filler(F32.name, value_size)
     slopes = _sloper(head_size, value_size)
 
     @kernel
@@ -307,8 +306,7 @@ def _keys_kernel(head_size: int, value_size: int) -> Any:
     rows = keys // 2
     of_q, of_do, scores = (rows, head_size + 1), (rows, value_size + 1), (rows, keys)
     of_k, of_v = (keys, head_size + 1), (keys, value_size + 1)
-    fill_q, fill_k = (_filler(F32.name, n, head_size) for n in (rows, keys))
-    fill_do, fill_v = (_filler(F32.name, n, value_size) for n in (rows, keys))
+    fill, fill_values = _filler(F32.name, head_size), _filler(F32.name, value_size)
     slopes = _sloper(head_size, value_size)
 
     @kernel
@@ -324,8 +322,8 @@ def _keys_kernel(head_size: int, value_size: int) -> Any:
         of_scores = span, mask, lse, delta, sizes, factors
         first, key_head = cuda.blockIdx.x * keys, cuda.blockIdx.y
         repeats = sizes.n_heads // sizes.n_key_heads
-        fill_k(ks, k, first, key_head, sizes.n_keys, sizes.n_key_heads)
-        fill_v(vs, v, first, key_head, sizes.n_keys, sizes.n_key_heads)
+        fill(ks, k, first, key_head, sizes.n_keys, sizes.n_key_heads)
+        fill_values(vs, v, first, key_head, sizes.n_keys, sizes.n_key_heads)
         _clear(dks, head_size)
         _clear(dvs, value_size)
         for query in range(0, sizes.n_queries, rows):
@@ -335,8 +333,8 @@ def _keys_kernel(head_size: int, value_size: int) -> Any:
                 continue
             for head in range(key_head * repeats, key_head * repeats + repeats):
                 cuda.syncthreads()
-                fill_q(qs, q, query, head, sizes.n_queries, sizes.n_heads)
-                fill_do(dos, do, query, head, sizes.n_queries, sizes.n_heads)
+                fill(qs, q, query, head, sizes.n_queries, sizes.n_heads)
+                fill_values(dos, do, query, head, sizes.n_queries, sizes.n_heads)
                 cuda.syncthreads()
                 slopes(p, ds, qs, ks, dos, vs, query, first, head, of_scores)
                 cuda.syncthreads()
