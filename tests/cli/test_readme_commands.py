@@ -15,6 +15,7 @@ from only_with import ROOT
 
 SUPPORT = ROOT / "tests/support"
 SHORT = "--ctx 16 --max-steps 1 --prompt a"
+LOGGED = "pyggml-finetune -m model.gguf -f text.txt -o a.gguf --log-to {}"
 TAKEN = "--port PORT"  # one that is taken, which ends a server that has its packages
 # A command of the README, what a test adds to it, and the extra that it wants.
 COMMANDS = [
@@ -26,11 +27,11 @@ COMMANDS = [
     ("pyggml view model.gguf --run FOLDER", TAKEN, "view"),
     ("pyggml merge -m model.gguf --lora adapter.gguf -o merged.gguf --type Q4_K_M", "", None),
     # What the README says beside them.
-    ("pyggml-finetune -m model.gguf -f rows.parquet -o a.gguf", "", "parquet"),
-    ("pyggml-finetune -m model.gguf -f text.txt -o a.gguf --device webgpu", "", "webgpu"),
-    ("pyggml-finetune -m model.gguf -f text.txt -o a.gguf --log-to tensorboard", "", "tensorboard"),
-    ("pyggml-finetune -m model.gguf -f text.txt -o a.gguf --log-to wandb", "", "wandb"),
-    ("pyggml-finetune -m model.gguf -f text.txt -o a.gguf --log-to mlflow", "", "mlflow"),
+    ("pyggml-finetune -m model.gguf -f rows.parquet -o a.gguf", SHORT, "parquet"),
+    ("pyggml-finetune -m model.gguf -f text.txt -o a.gguf --device webgpu", SHORT, "webgpu"),
+    (LOGGED.format("tensorboard"), SHORT, "tensorboard"),
+    (LOGGED.format("wandb"), SHORT, "wandb"),
+    (LOGGED.format("mlflow"), SHORT, "mlflow"),
 ]
 # A module of each extra that one of these wants.
 MODULES = {extra: module for module, extra in EXTRAS.items()} | {
@@ -98,9 +99,8 @@ def test_without_any_extra(folder):
 
 @pytest.mark.parametrize("extra", [pytest.param(e, marks=needs(MODULES[e])) for e in ALONE])
 def test_with_one_extra(folder, extra):
-    """Its own commands, after one that wants none."""
-    first, *others = COMMANDS[1:]
-    commands = [first, *(each for each in others if each[2] == extra)]
+    """Its own commands, after one that wants none; all of those run without any, above."""
+    commands = [COMMANDS[0], *(each for each in COMMANDS if each[2] == extra)]
     for (command, _, of), (code, said) in tried(folder, commands, extra):
         assert "pip install" not in said, (command, said)
         assert of or code == 0, (command, said)

@@ -43,7 +43,7 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(finetune, signal_after, 
 @pytest.mark.skipif(os.name != "posix", reason="only POSIX has SIGKILL")
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tiny, text, tmp_path):
     def command(name):
-        settings = f"--ctx 16 --lora-rank 2 --prompt a --max-steps 60 --epochs 99 --threads 1 " \
+        settings = f"--ctx 16 --lora-rank 2 --prompt a --max-steps 12 --epochs 99 --threads 1 " \
             f"--checkpoint-every 1 --resume auto --checkpoint-dir {tmp_path / name}"  # fmt: skip
         files = ["-m", tiny, "-f", text, "-o", tmp_path / f"{name}.gguf"]
         return [sys.executable, "-P", "-m", "pyggml.cli", "finetune", *files, *settings.split()]

@@ -1,5 +1,6 @@
 """Before and around a command: what is imported, where options come from, how a process ends."""
 
+import json
 import os
 import subprocess
 import sys
@@ -30,10 +31,10 @@ def process(*arguments, **options):
 # -- imports and entry points -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nonsense"], []])
-def test_nothing_heavy_is_imported_before_a_command_is_called(arguments):
+def test_nothing_heavy_is_imported_before_a_command_is_called():
     code = (
-        f"import sys; from pyggml.cli.__main__ import main; main({arguments!r});"
+        "import sys; from pyggml.cli.__main__ import main;"
+        "[main(each) for each in (['--help'], ['--version'], ['nonsense'], [])];"
         "sys.exit(bool({'numpy', 'numba', 'rich', 'pyggml.lora'} & set(sys.modules)))"
     )
     printed(code)
@@ -60,21 +61,25 @@ def test_the_package_says_what_it_is():
     assert {"LoRA", "GGUF", "llama.cpp"} <= set(project["keywords"])
 
 
+# Commands one after the other, and the largest of their codes.
+IN_TURN = """
+import json, sys
+from pyggml.cli.__main__ import main
+sys.exit(max(map(main, json.loads(sys.argv[1]))))
+"""
+
+
 @pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
-@pytest.mark.parametrize("command", ["finetune", "eval", "merge"])
-def test_a_dumb_terminal_gets_no_escapes(command, tiny, text, tmp_path):
-    out = ("-o", tmp_path / "out.gguf")
-    if command == "merge":
-        attach(library.load(tiny), LoraConfig(rank=1)).save(tmp_path / "a.gguf")
-    given = {
-        "finetune": ("-f", text, *out, "--ctx", 16, "--max-steps", 1, "--preview", 1),
-        "eval": ("-f", text, "--ctx", 16),
-        "merge": ("--lora", tmp_path / "a.gguf", *out),
-    }[command]
-    command = [sys.executable, "-P", "-m", "pyggml.cli", command, "-m", tiny, *given]
+def test_a_dumb_terminal_gets_no_escapes(tiny, text, tmp_path):
+    attach(library.load(tiny), LoraConfig(rank=1)).save(tmp_path / "a.gguf")
+    lines = [
+        f"finetune -m {tiny} -f {text} -o {tmp_path}/b.gguf --ctx 16 --max-steps 1 --preview 1",
+        f"eval -m {tiny} -f {text} --ctx 16",
+        f"merge -m {tiny} --lora {tmp_path}/a.gguf -o {tmp_path}/c.gguf",
+    ]
     leader, follower = os.openpty()
     run = subprocess.Popen(
-        [str(c) for c in command],
+        [sys.executable, "-P", "-c", IN_TURN, json.dumps([line.split() for line in lines])],
         stdout=follower,
         stderr=follower,
         env={**os.environ, "TERM": "dumb"},
@@ -85,7 +90,8 @@ def test_a_dumb_terminal_gets_no_escapes(command, tiny, text, tmp_path):
         while piece := os.read(leader, 1 << 16):
             said += piece
     os.close(leader)
-    assert run.wait(300) == 0 and said and b"\x1b" not in said, said
+    assert run.wait(300) == 0 and b"\x1b" not in said, said
+    assert all(word in said for word in (b"step 1/1", b"perplexity", b"c.gguf")), said
 
 
 def test_the_entry_points_are_these_functions():

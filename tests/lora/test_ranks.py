@@ -17,7 +17,6 @@ from extras import needs
 from separate_cpu import SeparateCPU
 
 from pyggml.backends.cpu import CPU
-from pyggml.cli import demo
 from pyggml.cli.__main__ import finetune
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.lora.adapter.parameters import Parameters
@@ -233,7 +232,9 @@ def test_ranks_learn_from_a_teacher_and_from_rewards_as_one_process_and_resume(s
 
 @needs("mpi4py")
 @needs_an_mpi
-@pytest.mark.parametrize(("dying", "train"), [(0, "Q4_0"), (2, None)])
+@pytest.mark.parametrize(  # of ranks that start each other the last dies in every run
+    ("dying", "train"), [(0, "Q4_0"), pytest.param(2, None, marks=pytest.mark.slow)]
+)
 def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path, dying, train):
     folder = tmp_path / "points"
     settings = {"model": str(tiny), "checkpoint_dir": str(folder), "checkpoint_every": 0}
@@ -300,10 +301,10 @@ COMMAND = "import sys; from pyggml.cli.__main__ import finetune; sys.exit(finetu
 
 @needs("mpi4py")
 @needs_an_mpi
-def test_the_command_speaks_and_writes_once(tmp_path, capsys):
+def test_the_command_speaks_and_writes_once(speaking, tmp_path, capsys):
     text, model = tmp_path / "text.txt", tmp_path / "model.gguf"
     text.write_text("To be, or not to be, that is the question. " * 40)
-    shutil.copy(demo.BASE, model)
+    shutil.copy(speaking, model)
     settings = ["-m", model, "-f", text, "--ctx", 16, "--grad-accum", 2, "--max-steps", 2]
     settings = [*map(str, settings), "--no-report", "--lora-rank", "2", "--lora-alpha", "3"]
     alone, output = tmp_path / "1.gguf", tmp_path / "2.gguf"

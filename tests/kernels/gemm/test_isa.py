@@ -31,7 +31,7 @@ ON_EVERY_ISA = (
 )
 IN_VECTORS = "not is_the_reference or flash or decode"  # the other paths of attention have none
 # What avx2 has, but for products of bytes.
-ON_AVXVNNI = tuple(t for t in ON_EVERY_ISA if t.startswith(("gemm/test_paths", "gemm/test_int8")))
+ON_AVXVNNI = tuple(t for t in ON_EVERY_ISA if t.startswith("gemm/test_int8"))
 
 # x86 without AVX-512 has tiles of its own, whose sums depend on the bits of a type.
 ON_X86 = (
@@ -62,7 +62,7 @@ WHOLE = ("avx2", "avxvnni")  # of which ON_X86 is tried too
 
 
 def every(name):
-    tests, chosen = (ON_AVXVNNI, "int8") if name == "avxvnni" else (ON_EVERY_ISA, IN_VECTORS)
+    tests, chosen = (ON_AVXVNNI, "") if name == "avxvnni" else (ON_EVERY_ISA, IN_VECTORS)
     return pytest.param(name, tests, chosen, marks=[pytest.mark.slow] * (name in SLOW), id=name)
 
 
