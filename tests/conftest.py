@@ -14,6 +14,7 @@ import gc
 import re
 import signal
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ LONG_FILES = (
     "backward/test_full_model.py",
 )
 GRADIENTS = pytest.StashKey[Counter]()
+N_BLOCKS = 512  # of each type of weights, that tests draw theirs from
 SKIPPED = "pyggml/skipped"  # in pytest's cache: what a whole run skipped for want of an extra
 
 
@@ -213,7 +215,8 @@ def rng():
 
 @pytest.fixture(scope="session")
 def some_weight():
-    """some_weight(rng, shape, type name): the bytes of normal numbers packed as this type.
+    """some_weight(rng, shape, type name): the bytes of normal numbers packed as this type, blocks
+    drawn from a few, as packing takes its time.
 
     Of types that nothing packs all bits are random, but for a scale that makes weights near one.
     """
@@ -221,10 +224,16 @@ def some_weight():
 
     from pyggml.quants import NoPack, quant, quantize
 
+    @cache
+    def blocks(name):
+        numbers = np.random.default_rng(0).standard_normal((N_BLOCKS, quant(name).dtype.block))
+        return quantize(numbers.astype(np.float32), name)
+
     def make(rng, shape, name):
         d = quant(name).dtype
         if not isinstance(quant(name).pack, NoPack):
-            return quantize(rng.standard_normal(shape).astype(np.float32), name)
+            drawn = rng.integers(0, N_BLOCKS, (*shape[:-1], shape[-1] // d.block))
+            return blocks(name)[drawn].reshape(*shape[:-1], -1)
         raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // d.block, d.block_bytes), np.uint8)
         if name == "IQ1_M":  # the top 4 bits of four uint16 are the half 0.01
             raw[..., 49::2] = (raw[..., 49::2] & 15) | np.array([0xF0, 0x10, 0x10, 0x20], np.uint8)

@@ -11,9 +11,9 @@ from processes import python
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "docs/lessons").glob("[!i]*.md"))
-# Run every time, with the compiled kernels of other tests. The others take minutes: one of them
-# measures speed, on kernels as users have them.
-BRIEF = ("lora", "mini-engine", "training-inside")
+# Run every time, with the compiled kernels of other tests. The others take minutes, but for `lora`,
+# which trains for half of one: one measures speed, on kernels as users have them.
+BRIEF = ("mini-engine", "training-inside")
 pytest.importorskip("nbclient", reason=reason("nbclient"))
 
 

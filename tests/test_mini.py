@@ -74,15 +74,15 @@ def test_its_gradients_are_the_engine_s(both):
         t.grad = None
 
 
-def test_ten_steps_lose_what_the_engine_s_lose(both, mini):
+def test_steps_lose_what_the_engine_s_lose(both, mini):
     model, parameters, adapter = both
-    mine = [*mini.train(model, [*parameters.values()], IDS, 10, ctx=40, lr=0.01)]
+    mine = [*mini.train(model, [*parameters.values()], IDS, 5, ctx=40, lr=0.01)]
     window = Dataset(IDS[None].astype(np.int32), np.zeros((1, 41), np.int32))
-    config = TrainConfig(lr=0.01, epochs=10, warmup_steps=0, lr_scheduler="constant", batch=1)
+    config = TrainConfig(lr=0.01, epochs=5, warmup_steps=0, lr_scheduler="constant", batch=1)
     trainer = Trainer(adapter.model, adapter.parameters, Corpus(window, None), config)
     trainer.run()
     np.testing.assert_allclose(mine, trainer.history.losses, rtol=1e-4)
-    assert mine[-1] < mine[0] - 0.5
+    assert mine[-1] < mine[0] - 0.2
 
 
 def test_its_text_is_the_engine_s(mini):

