@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from pyggml import heap, threads
-from pyggml.graph.arrays import is_constant
+from pyggml.graph import Graph
+from pyggml.graph.arrays import detach, is_constant
 from pyggml.graph.tensor import Tensor
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
@@ -110,4 +111,6 @@ class RunPlan:
     def free(self) -> None:
         """Free the graphs and their arenas; later steps make them again."""
         self._losses = None
+        computed = (w for w in self.model.parts.weights.values() if w.op is not None)
+        detach(*Graph.of(*computed).nodes)  # what the model reads of parameters lay in an arena
         heap.give_back()  # the tensors of a graph hold each other

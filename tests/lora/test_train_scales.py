@@ -1,5 +1,7 @@
 """Training the scales of blocks: gradients, the file, runs that go on, what is refused."""
 
+import weakref
+
 import numpy as np
 import pytest
 from separate_cpu import SeparateCPU
@@ -117,6 +119,16 @@ def test_a_resumed_run_has_the_same_bytes(packed, corpus_of, tmp_path):
     second.resume(tmp_path)
     second.run()
     np.testing.assert_array_equal(again.parameters.data, whole.parameters.data)
+
+
+def test_what_a_model_reads_of_its_scales_holds_no_freed_memory(packed, corpus_of):
+    """The blocks that are made anew for each pass lie in the arena of the run's graphs."""
+    trained, trainer = run_of(packed, corpus_of(10), max_steps=1)
+    trainer.run(progress=False)
+    arena = weakref.ref(trained.model.parts.weights["output.weight"].data.base)
+    trainer.free()
+    assert arena() is None
+    assert np.isfinite(trained.model.logits(TOKENS)).all()
 
 
 def test_what_has_no_scales_is_told(tiny, packed, tmp_path):
