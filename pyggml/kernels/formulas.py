@@ -19,7 +19,7 @@ from pyggml.jit import JIT, Code, kernel, simd, types
 from pyggml.jit.decorators import apart
 from pyggml.jit.tasks import SHARE, launch, pieces, tuple_stage, whole
 from pyggml.kernels.kernel import Site, as_rows
-from pyggml.quants.bits import bf16_to_float
+from pyggml.quants.bits import bf16_to_float, float_to_bf16
 
 FUNCTIONS = {
     "sqrt": "np.sqrt({0})",
@@ -39,16 +39,19 @@ FUNCTIONS = {
 }
 PYTHON = float32_python(FUNCTIONS)
 NAMES = {name: getattr(simd, name) for name in simd.__all__}
-NAMES |= {"np": np, "f4": np.float32, "bf16_to_float": bf16_to_float, "__name__": __name__}
-_LOADS = {BF16: "bf16_to_float(_{0}[i])"}
+NAMES |= {"np": np, "f4": np.float32, "__name__": __name__}
+NAMES |= {"bf16_to_float": bf16_to_float, "float_to_bf16": float_to_bf16}
+_LOADS, STORES = {BF16: "bf16_to_float(_{0}[i])"}, {BF16: "float_to_bf16({0})"}
+Kinds = tuple[DType, ...]
 
 
-def loop_text(name: str, formula: Formula, kinds: Sequence[DType] = ()) -> str:
+def loop_text(name: str, formula: Formula, kinds: Kinds = (), of_results: Kinds = ()) -> str:
     """The function name(results, _source …, settings): it computes all elements of 1-d arrays.
 
-    kinds: the types of the sources; F32 if there are none
+    kinds, of_results: the types of sources and results; F32 if there are none
     """
     kinds = kinds or (F32,) * len(formula.sources)
+    of_results = of_results or (F32,) * len(formula.results)
     results = [f"_y{i}" for i in range(len(formula.results))]
     sources = [f"_{s}" for s in formula.sources]
     loads = [
@@ -56,7 +59,10 @@ def loop_text(name: str, formula: Formula, kinds: Sequence[DType] = ()) -> str:
         for s, kind in zip(formula.sources, kinds, strict=True)
     ]
     statements, values = PYTHON.lines(formula.results)
-    stores = [f"{y}[i] = {value}" for y, value in zip(results, values, strict=True)]
+    stores = [
+        f"{y}[i] = " + STORES.get(kind, "{0}").format(value)
+        for y, value, kind in zip(results, values, of_results, strict=True)
+    ]
     body = "".join(f"        {line}\n" for line in (*loads, *statements, *stores))
     head = f"def {name}({', '.join((*results, *sources, *formula.settings))}):\n"
     return f"{head}    for i in range(_y0.size):\n{body}"
@@ -88,17 +94,17 @@ def _rows_text(loop: str) -> str:
 
 
 @cache
-def loop_of(formula: Formula, kinds: tuple[DType, ...]) -> Callable[..., Any]:
+def loop_of(formula: Formula, kinds: Kinds, of_results: Kinds = ()) -> Callable[..., Any]:
     """The loop as plain Python."""
     name = f"{formula.name}_values"  # not that of a function it calls
-    return define(loop_text(name, formula, kinds), name, NAMES)
+    return define(loop_text(name, formula, kinds, of_results), name, NAMES)
 
 
-def _loop(formula: Formula, kinds: tuple[DType, ...], fuses: bool = False) -> Any:
+def _loop(formula: Formula, kinds: Kinds, fuses: bool = False, of_results: Kinds = ()) -> Any:
     """The loop that tasks call. Its name says what its text is."""
-    digest = hashlib.sha256(loop_text("", formula, kinds).encode()).hexdigest()[:12]
-    name = f"{formula.name}_{digest}"
-    return apart(define(loop_text(name, formula, kinds), name, NAMES), fuses)
+    text = loop_text("", formula, kinds, of_results)
+    name = f"{formula.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return apart(define(loop_text(name, formula, kinds, of_results), name, NAMES), fuses)
 
 
 def _code(loop: Any, text: str, *takes: Any) -> Code:
@@ -109,12 +115,13 @@ def _code(loop: Any, text: str, *takes: Any) -> Code:
 
 
 @cache
-def code_of(formula: Formula, kinds: tuple[DType, ...]) -> Code:
-    """The task, whose machine code reads a tuple: results, sources of these types, settings."""
-    loop, n_results = _loop(formula, kinds), len(formula.results)
-    text = _task_text(loop.__name__, n_results + len(kinds), formula.settings)
-    items = [types.uint16 if kind is BF16 else types.float32 for kind in kinds]
-    arrays = [types.Array(item, 1, "C") for item in [types.float32] * n_results + items]
+def code_of(formula: Formula, kinds: Kinds, of_results: Kinds = ()) -> Code:
+    """The task, whose machine code reads a tuple: results, sources, of these types, settings."""
+    of_results = of_results or (F32,) * len(formula.results)
+    loop, every = _loop(formula, kinds, of_results=of_results), (*of_results, *kinds)
+    text = _task_text(loop.__name__, len(every), formula.settings)
+    items = (types.uint16 if kind is BF16 else types.float32 for kind in every)
+    arrays = [types.Array(item, 1, "C") for item in items]
     return _code(loop, text, *arrays, *[types.float32] * len(formula.settings))
 
 
@@ -139,13 +146,14 @@ def by_formula(formula: Formula) -> Callable[[Site], Call]:
         arrays = [a.reshape(-1) for a in (site.out, *site.saved, *site.src)]
         settings = [np.float32(site.node.params[name]) for name in formula.settings]
         kinds = tuple(s.dtype for s in site.node.src)
+        of_results = tuple(t.dtype for t in (site.node, *site.node.saved))
         if not JIT:
-            return Call(loop_of(formula, kinds), *arrays, *settings)
+            return Call(loop_of(formula, kinds, of_results), *arrays, *settings)
         n_shares = -(-site.out.size // SHARE)
         n = len(arrays) - len(kinds)
         touches = [pieces(a, SHARE, i >= n) for i, a in enumerate(arrays)]
-        values = (*arrays, *settings)
-        return Call(launch, tuple_stage(code_of(formula, kinds), values, n_shares, None, touches))
+        values, code = (*arrays, *settings), code_of(formula, kinds, of_results)
+        return Call(launch, tuple_stage(code, values, n_shares, None, touches))
 
     return run
 

@@ -82,3 +82,16 @@ def as_rows(a: np.ndarray) -> np.ndarray:
 def as_four(a: np.ndarray) -> np.ndarray:
     """Leading axes of one element until there are four, no copy."""
     return a[(None,) * (4 - a.ndim)]
+
+
+def onto_first(site: Site, call: Call) -> Call:
+    """`call`, which adds to the result, after a copy of the first source into the result, unless it
+    lies there."""
+    if site.in_place or site.node.is_write:
+        return call
+    return Call(_after_copy, site.out, site.src[0], call)
+
+
+def _after_copy(out: np.ndarray, y: np.ndarray, call: Call) -> None:
+    np.copyto(out, y)
+    call()

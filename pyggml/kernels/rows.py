@@ -16,12 +16,13 @@ from pyggml.formulas.formula import Formula
 from pyggml.formulas.rows import SUMS, Pass
 from pyggml.formulas.text import define, float32_python
 from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Shape
 from pyggml.jit import JIT, Code, types
 from pyggml.jit.decorators import apart
 from pyggml.jit.simd import LEAST_KEY
 from pyggml.jit.tasks import SHARE, Extent, launch, tuple_stage
-from pyggml.kernels.formulas import FUNCTIONS, NAMES
+from pyggml.kernels.formulas import FUNCTIONS, NAMES, STORES
 from pyggml.kernels.kernel import Site, as_rows
 
 # Exponentials are of what is below the greatest of a row, or not far above.
@@ -32,16 +33,18 @@ _ADD = dict.fromkeys(SUMS, "{0} = plus({0}, {1})") | {"largest": "{0} = max({0},
 _END = {"sum": "", "wide_sum": "{0} = f4({0})", "largest": "{0} = of_key({0})"}
 
 
-def rows_text(name: str, formula: Formula) -> str:
+def rows_text(name: str, formula: Formula, is_narrow: bool = False) -> str:
     """The function name(results …, sources …, tables …, settings …, first, last) for these rows of
-    arrays. tables: of each tiled source, which of its rows each row takes"""
+    arrays. tables: of each tiled source, which of its rows each row takes; is_narrow: results are
+    of bfloat16"""
     results = [f"y{i}" for i in range(len(formula.results))]
     passes = list(formula.rows.passes(formula.results, keeps=True))
     lines = list(_rows(formula, results))
     if any(step.kept is not None for step in passes):
         lines += [f"_kept = _{y}" for i, y in enumerate(results) if formula.differs(i)]
     lines += [f"n = f4(_{formula.along[0]}.size)"]
-    lines += [line for step in passes for line in _lines(formula, step)]
+    store = STORES[BF16] if is_narrow else "{0}"
+    lines += [line for step in passes for line in _lines(formula, step, store)]
     names = [f"{s}_rows" for s in (*results, *formula.sources)] + [f"{s}_at" for s in formula.tiled]
     body = "".join(f"        {line}\n" for line in lines)
     arguments = ", ".join((*names, *formula.settings, "first", "last"))
@@ -56,17 +59,17 @@ def _rows(formula: Formula, results: Sequence[str]) -> Iterator[str]:
         yield f"{s} = f4({s}_rows[{rows.get(s, f'r % {s}_rows.shape[0]')}, 0])"
 
 
-def _lines(formula: Formula, step: Pass) -> Iterator[str]:
+def _lines(formula: Formula, step: Pass, store: str) -> Iterator[str]:
     """A pass over a row, and what stands before and after it."""
     statements, values = _PYTHON.lines([value for _, value in step.common])
     yield from statements
     yield from (f"{c} = {v}" for (c, _), v in zip(step.common, values, strict=True))
     yield from (f"{s} = {_START[how]}" for how, s in step.sums)
-    yield from _loop(formula, step)
+    yield from _loop(formula, step, store)
     yield from filter(None, (_END[how].format(s) for how, s in step.sums))
 
 
-def _loop(formula: Formula, step: Pass) -> Iterator[str]:
+def _loop(formula: Formula, step: Pass, store: str) -> Iterator[str]:
     """The loop over a row; what has one number for a row is stored apart."""
     statements, values = _PYTHON.lines(step.values)
     differ = [bool(step.sums) or formula.rows.differs(value) for value in step.values]
@@ -78,6 +81,7 @@ def _loop(formula: Formula, step: Pass) -> Iterator[str]:
         yield from (f"    {line}" for line in statements)
     for i, value in enumerate(values):
         if not step.sums:
+            value = store.format(value)
             yield f"    _y{i}[i] = {value}" if differ[i] else f"_y{i}[0] = {value}"
             continue
         how, s = step.sums[i]
@@ -100,10 +104,10 @@ def _task_text(loop: str, formula: Formula) -> str:
 
 
 @cache
-def rows_of(formula: Formula) -> Callable[..., Any]:
+def rows_of(formula: Formula, is_narrow: bool = False) -> Callable[..., Any]:
     """The loop as plain Python."""
     name = f"{formula.name}_rows"
-    return define(rows_text(name, formula), name, _NAMES)
+    return define(rows_text(name, formula, is_narrow), name, _NAMES)
 
 
 @cache
@@ -112,9 +116,11 @@ def code_of_rows(formula: Formula, kinds: tuple[np.dtype, ...]) -> Code:
 
     kinds: of the numbers of results and sources
     """
-    digest = hashlib.sha256(repr((kinds, rows_text("", formula))).encode()).hexdigest()[:12]
+    is_narrow = kinds[0] == np.uint16
+    text = rows_text("", formula, is_narrow)
+    digest = hashlib.sha256(repr((kinds, text)).encode()).hexdigest()[:12]
     name = f"{formula.name}_{digest}"  # says what its text is
-    loop = apart(define(rows_text(name, formula), name, _NAMES), fuses=True)
+    loop = apart(define(rows_text(name, formula, is_narrow), name, _NAMES), fuses=True)
     task = define(_task_text(name, formula), f"{name}_task", {**_NAMES, name: loop})
     takes = [types.Array(getattr(types, kind.name), 2, "C") for kind in kinds]
     takes += [types.Array(types.intp, 1, "C")] * len(formula.tiled)
@@ -151,7 +157,8 @@ def call_by_row(
     of_source = dict(zip(formula.sources, axes, strict=bool(axes)))
     tables = [_tiles(of_source[formula.along[0]], of_source[s]) for s in formula.tiled]
     if not JIT:
-        return Call(rows_of(formula), *arrays, *tables, *settings, 0, n_rows)
+        is_narrow = results[0].dtype == np.uint16
+        return Call(rows_of(formula, is_narrow), *arrays, *tables, *settings, 0, n_rows)
     per = max(1, SHARE // max(1, n))
     code = code_of_rows(formula, tuple(a.dtype for a in arrays))
     frame = (*arrays, *tables, *settings, per, n_rows)

@@ -11,14 +11,17 @@ from pyggml.alloc import plan
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cpu.rewrites.joint_backs import JOINT_BACK
 from pyggml.backends.cpu.rewrites.joint_products import JOINT_PRODUCTS
+from pyggml.backends.cpu.rewrites.onto_sums import ONTO_SUMS
 from pyggml.backends.cpu.rewrites.thin_first import thin_first
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
+from pyggml.backward.rounding import round_gradients
 from pyggml.graph import Graph, Notes
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.op import OPS
 from pyggml.graph.table import by_table
 from pyggml.graph.tensor import leaf
 from pyggml.jit import JIT
+from pyggml.kernels.gemm import rounds_matrices
 from pyggml.ops.activation.glu import SWIGLU_BACK
 from pyggml.runtime import Devices, results, run, schedule
 
@@ -231,16 +234,31 @@ def gradient(so_far, m, n):
     return product, ops.add_inplace(so_far, product)
 
 
-def test_a_gradient_of_low_rank_is_added_where_it_is_made():
-    sums = [np.full(shape, 0.5, np.float32) for shape in ((R, N), (N, R), (N, FF))]
-    graph = Graph.of(*(gradient(leaf(x), *reversed(x.shape))[1] for x in sums))
-    joined = by_table(graph, JOINT_PRODUCTS)
-    assert names(joined) == ["out_prod_add", "out_prod_add", "out_prod", "add"]
+def embedding(so_far, n):
+    """The gradient of a table that is the output matrix, too; ids repeat."""
+    ids = leaf(RNG.integers(0, 3, T).astype(np.int32))
+    back = ops.get_rows_back(normal(T, n), ids, so_far.shape[0])
+    return ops.add_inplace(so_far, ops.add(ops.out_prod(normal(T, n), normal(T, FF)), back))
+
+
+@pytest.mark.parametrize("writes_zeros", [False, True])
+def test_gradients_are_added_where_they_are_made(writes_zeros):
+    begin = np.nan if writes_zeros else 0
+    shapes = (R, N), (N, R), (N, FF), (FF, N), (FF, N)
+    sums = [np.full(shape, begin, np.float32) for shape in shapes]
+    leaves = [ops.fill_inplace(leaf(x), 0.0) if writes_zeros else leaf(x) for x in sums]
+    back = ops.get_rows_back(normal(T, N), leaf(np.array([7, 1, 7, 7, 0], np.int32)), FF)
+    gradients = [gradient(x, *reversed(x.shape))[1] for x in leaves[:3]]
+    graph = Graph.of(*gradients, ops.add_inplace(leaves[3], back), embedding(leaves[4], N))
+    joined = by_table(graph, ONTO_SUMS)
+    assert names(joined) == ["out_prod_add"] * 3 + [
+        "get_rows_back_add", "out_prod_add", "get_rows_back_add"
+    ]  # fmt: skip
     wanted = as_it_is(graph)
     for x in sums:
-        x[:] = 0.5
+        x[:] = begin
     assert same(as_it_is(joined), wanted)
-    assert same([*sums], wanted)
+    assert same([*sums], wanted) and all(w.any() for w in wanted)
 
 
 def overwritten(x):
@@ -271,7 +289,48 @@ def overwritten(x):
 )
 def test_other_products_stay(outputs):
     graph = Graph.of(*outputs(ops.scale(normal(T, N), 2.0)))
-    assert by_table(graph, JOINT_PRODUCTS) is graph
+    assert by_table(graph, JOINT_PRODUCTS + ONTO_SUMS) is graph
+
+
+# -- narrow ---------------------------------------------------------------------------------------
+
+
+def trained_in_float32(n_rows=64, n=64, n_ff=96):
+    """The gradients of gated layers, whose matrices are trained in F32 and multiplied in BF16."""
+    x, large, trained = normal(n_rows, n), [], [normal(n)]
+
+    def linear(x, n_out):
+        trained.append(leaf((RNG.standard_normal((n_out, x.shape[1])) / 8).astype(np.float32)))
+        return ops.mul_mat(ops.cpy(trained[-1], BF16), x)
+
+    for _ in range(2):
+        normed = ops.rms_norm_mul(x, trained[0])
+        large += [linear(normed, n_ff), linear(normed, n_ff)]
+        x = ops.add(x, linear(ops.swiglu(*large[-2:]), n))
+    forward = Graph.of(ops.sum_(ops.sqr(x))).with_notes(Notes(large=frozenset(large)))
+    sums = [normal(*w.shape) for w in trained]
+    for each in sums:
+        each.data[:] = 0
+    graph = build_backward(forward, trained, accumulators=sums)
+    return rematerialise(round_gradients(round_large(graph, BF16), BF16), Keep.COSTLY), sums
+
+
+@pytest.mark.skipif(not JIT, reason="plain Python rounds swiglu another way")
+@pytest.mark.skipif(not rounds_matrices("bf16"), reason="no products round to bfloat16 here")
+def test_products_read_rows_in_bfloat16_and_round_matrices():
+    graph, sums = trained_in_float32()
+    devices = Devices([CPU("bf16")])
+    (rewritten,) = (p.graph for p in schedule(graph, devices).plans.values())
+    rows = [t for t in rewritten.nodes if t.op.name in ("rms_norm_mul", "swiglu", "swiglu_back")]
+    assert len(rows) >= 6 and all(t.dtype is BF16 for t in rows)
+    products = [t for t in rewritten.nodes if t.op.name in ("mul_mat", "out_prod", "out_prod_add")]
+    matrices = [t.src[-2] for t in products if t.src[-2].root.op is None]
+    assert len(matrices) == 12 and all(w.dtype is F32 for w in matrices)
+    assert names(rewritten).count("cpy") == 4  # gate and up, which are kept
+    wanted = as_it_is(graph, "bf16")
+    for each in sums:
+        each.data[:] = 0
+    assert same(results(graph, devices), wanted) and all(w.any() for w in wanted)
 
 
 # -- thin_first -----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class CPU(Backend):
         return None if node.op in KERNELS else lacks_of_reference(node)
 
     def rewritten(self, graph: Graph) -> Graph:
-        return rewritten(graph)
+        return rewritten(graph, self.compute)
 
     def alloc(self, n_bytes: int) -> np.ndarray:
         """n_bytes uint8, aligned; pages are taken from the system when first written."""

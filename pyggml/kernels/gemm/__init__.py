@@ -19,7 +19,7 @@ from pyggml.graph.dtypes import DType
 from pyggml.jit.isa import CHOSEN
 from pyggml.kernels.gemm.choice import FASTEST, FLOATS, rounds, rounds_matrices
 from pyggml.kernels.gemm.path import Form, LowRank, Operands, Packing, Problem
-from pyggml.kernels.gemm.paths import PATHS, call_of, packing, path_of, scratch_bytes
+from pyggml.kernels.gemm.paths import PATHS, call_of, packing, path_of, scratch_bytes, takes_narrow
 from pyggml.kernels.gemm.tile import BYTE_TILE, FLOAT_TILE
 from pyggml.kernels.kernel import Compute
 
@@ -46,6 +46,7 @@ __all__ = [
     "scratch_bytes",
     "strided",
     "strided_problem",
+    "takes_narrow",
 ]
 
 

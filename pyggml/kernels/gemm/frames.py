@@ -42,7 +42,7 @@ class Product(Frame):
 
     c: Floats1
     a: Floats1
-    lda: Int  # floats from row to row of A, or from column to column
+    lda: Int  # words from row to row of A, or from column to column
     w: BlockMatrix
     m: Int
     n: Int
@@ -63,7 +63,8 @@ class TiledProduct(Product, Beside):
     depth: Int  # numbers of k in a pass over B, whose panels stay in the second cache
     columns: Int  # of B in a task
     a_in_columns: Bool
-    is_narrow: Bool  # whether W is of bfloat16, as pairs are
+    a_is_narrow: Bool
+    w_bytes: Int  # of a number of W, if it is of bfloat16, as pairs are, or rounded to it; else 0
     packed_a: Floats1
     n_shares: Int  # of A's groups of rows
     # of each thread
@@ -197,8 +198,9 @@ def tiled_call(
     f = declaration(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.a.strides[1] // 4 if p.a_in_columns else o.lda,
         w=w, m=p.m, n=p.n, k=p.k, accumulate=o.accumulate, tile=tile.shape,
-        columns=columns, a_in_columns=p.a_in_columns, is_narrow=p.weight_type is BF16,
-        n_shares=n_shares, **fields_of(p, o, scratch), **further,
+        columns=columns, a_in_columns=p.a_in_columns, a_is_narrow=p.a_is_narrow,
+        w_bytes=2 * (p.weight_type is BF16) + 4 * p.rounds_w, n_shares=n_shares,
+        **fields_of(p, o, scratch), **further,
     )  # fmt: skip
     packed = scratch["packed_a"]
     own = of_threads({name: x for name, x in scratch.items() if name != "packed_a"})

@@ -76,16 +76,22 @@ def pack_group(packed, x, view, n_rows, depth, group, tile):
 
 
 @kernel
-def pack_pairs(packed, x, ld, in_columns, n_rows, depth, first, k0, rows, tile):
+def pack_pairs(packed, x, ld, kind, n_rows, depth, first, k0, rows, tile):
     """The groups of rows `first` … of x, PACKED_GROUPS of them, and PIECE numbers of each from k0
-    on, as pairs, interleaved as (words, mr). x lies in rows, or in columns, which are ld apart;
-    `rows` is scratch of `packing_scratch` words."""
+    on, as pairs, interleaved as (words, mr). kind: whether x lies in columns, not rows, which are
+    ld words apart; and whether it is of bfloat16. `rows` is scratch of `packing_scratch` words."""
     mr, size, width = tile.mr, words_of(tile, depth), PACKED_GROUPS * tile.mr
     block, spare = rows[: PIECE // 2 * width], rows[PIECE // 2 * width :]
     begin, n_groups = k0 // 2, min(PACKED_GROUPS, (n_rows - first + mr - 1) // mr)
     n = min(size - begin, PIECE // 2)
-    if in_columns:
+    if kind[0] and kind[1]:
+        _pair_columns(
+            block, x.view(np.uint16), 2 * ld, n_rows, depth, first, begin, n, width, spare
+        )
+    elif kind[0]:
         _round_columns(block, x, ld, n_rows, depth, first, begin, n, width, spare)
+    elif kind[1]:
+        _take_rows(block, x, ld, n_rows, depth, first, begin, n, width, spare)
     else:
         _round_rows(block, x, ld, n_rows, depth, first, begin, n, width, spare)
     whole = max(0, n + 1 - (rounded_up(mr, LANES) + mr - 1) // mr)  # vectors stay within the piece
@@ -149,12 +155,46 @@ def transpose_words(to, ld_to, of, ld_of, n):
 
 
 @kernel
+def _take_rows(block, x, ld, n_rows, depth, first, begin, n, width, spare):
+    """The words of `_round_rows`, where x is of bfloat16."""
+    for i in range(0, width, LANES):
+        for word in range(begin, begin + n, LANES):
+            to = block.ctypes.data + ((word - begin) * width + i) * 4
+            start, here = (first + i) * ld + word, min(LANES, depth // 2 - word)
+            if here == LANES and first + i + LANES <= n_rows:
+                transpose(to, width, x.ctypes.data + start * 4, ld)
+                continue
+            for j in range(LANES):
+                row = spare[j * LANES : (j + 1) * LANES]
+                _take_padded(row, x[start + j * ld :], here if first + i + j < n_rows else 0)
+            transpose(to, width, spare.ctypes.data, LANES)
+
+
+@kernel
+def _pair_columns(block, x, ld, n_rows, depth, first, begin, n, width, spare):
+    """The words of `_round_columns`, where x is of bfloat16; ld counts numbers."""
+    here, two = min(width, n_rows - first), spare.view(np.uint16)
+    a, b = two[:width], two[width : 2 * width]
+    for i in range(n):
+        k = 2 * (begin + i)
+        at_a = x.ctypes.data + (k * ld + first) * 2
+        at_b = at_a + ld * 2
+        fetch(at_a + _AHEAD * ld * 2, width * 2)
+        fetch(at_b + _AHEAD * ld * 2, width * 2)
+        if here < width or k + 2 > depth:
+            _take_padded(a, x[k * ld + first :], here if k < depth else 0)
+            _take_padded(b, x[(k + 1) * ld + first :], here if k + 1 < depth else 0)
+            at_a, at_b = a.ctypes.data, b.ctypes.data
+        pair_two(block[i * width :].ctypes.data, at_a, at_b, width)
+
+
+@kernel
 def _take_padded(to, x, n):
     """to = the first n numbers of x, then zeros."""
     for i in range(n):
         to[i] = x[i]
     for i in range(n, to.size):
-        to[i] = np.float32(0)
+        to[i] = 0
 
 
 @kernel
@@ -236,6 +276,8 @@ def multiply_panels(tile, packed, part, panels, edge, c, window, accumulate):
             start = window.start + column + g * mr * window.ldc
             n_rows = min(mr, window.n_rows - g * mr)
             inside = n_rows == mr and n_columns == width
+            for i in range(mr, 2 * mr):  # the next tile's, which the CPU does not foresee
+                fetch(c_at + (start + i * window.ldc) * 4, 4 * width)
             to, ldc = (c_at + start * 4, window.ldc) if inside else (edge_at, width)
             if tile.per_word == 2:
                 pair_product(a, b, width, to, ldc, part.n, accumulate and inside)

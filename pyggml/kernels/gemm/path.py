@@ -39,6 +39,8 @@ class Problem:
     n_batches: int = 1
     a_in_columns: bool = False  # A lies column by column, each without gaps; not in mul_mat
     b_in_columns: bool = False  # strided: D does
+    a_is_narrow: bool = False  # A is of bfloat16, k and m are even; of paths that take it so
+    rounds_w: bool = False  # W is float32 and rounded as it is packed; of the same paths
     rank: int = 0  # R of what is added beside it (pyggml.kernels.gemm.beside)
 
     @property
@@ -48,8 +50,8 @@ class Problem:
 
     @property
     def rounds(self) -> bool:
-        """Whether its floats are rounded to bfloat16: never those of a float32 matrix."""
-        return rounds(self.compute) and self.weight_type is not F32
+        """Whether its floats are rounded to bfloat16: of a float32 matrix where that is asked."""
+        return rounds(self.compute) and (self.weight_type is not F32 or self.rounds_w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Operands:
 
     @property
     def lda(self) -> int:
-        """Floats from row to row of A."""
+        """Floats from row to row of A, or words of two numbers."""
         return int(self.a.strides[0] // 4)
 
 
@@ -96,6 +98,7 @@ class ProductPath:
     bind     (problem, operands, **arrays of the layout) -> Call
     shares   whether products with the same A can use one packed A, if all take this path
     joins    whether it also computes what is to be added beside the product
+    narrow   whether A may be of bfloat16, and W of float32 that is rounded
     """
 
     name: str
@@ -106,6 +109,7 @@ class ProductPath:
     most: int = ANY
     shares: bool = False
     joins: bool = False
+    narrow: bool = False
 
     def serves(self, p: Problem) -> bool:
         """Whether it computes this product."""
@@ -127,10 +131,11 @@ def layout_of(path: ProductPath, p: Problem) -> Layout:
 
 
 def flat(a: np.ndarray) -> np.ndarray:
-    """The float32 from a's first to its last element, gaps included, as one axis."""
+    """The float32 from a's first to its last element, gaps included, as one axis; two of bfloat16
+    are one."""
     if a.flags.c_contiguous:
-        return a.reshape(-1)
+        return a.reshape(-1).view(np.float32)
     if a.flags.f_contiguous:
-        return a.T.reshape(-1)
-    last = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
-    return np.lib.stride_tricks.as_strided(a, (last // 4 + 1,), (4,))
+        return a.T.reshape(-1).view(np.float32)
+    last, size = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True)), a.itemsize
+    return np.lib.stride_tricks.as_strided(a, (last // size + 1,), (size,)).view(np.float32)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from pyggml.graph.call import Call, one_by_one
-from pyggml.graph.dtypes import F32
+from pyggml.graph.dtypes import BF16, F32
 from pyggml.jit.isa import CHOSEN
 from pyggml.kernels.gemm import (
     by_rows,
@@ -63,6 +63,9 @@ PATHS: tuple[ProductPath, ...] = (
     product.BF16,
     product.F32,
 )
+# Numbers of A that are packed at a time, of gradients of and with large matrices; its rows in whole
+# groups of every tile, its depth in whole passes of every path.
+_PACKED, _PARTS = 1 << 21, (96, 3072)
 
 
 @lru_cache(PROBLEMS)
@@ -91,8 +94,37 @@ def _is_joined(p: Problem) -> bool:
 
 
 def _calls_of(p: Problem) -> list[Problem]:
-    """The products that are computed: this one or, if its path adds nothing beside it, two."""
-    return [p] if _is_joined(p) else [replace(p, rank=0), thin_of(p)]
+    """The products that are computed: this one, its parts or, if its path adds nothing beside it,
+    two."""
+    return [q for q, *_ in _parts(p)] if _is_joined(p) else [replace(p, rank=0), thin_of(p)]
+
+
+@lru_cache(PROBLEMS)
+def _parts(p: Problem) -> list[tuple[Problem, slice, slice]]:
+    """Products one after the other, each with its rows of C and its part of k. Those of a matrix in
+    BF16 pack so much of A that it stays in the last cache. The bits are the same."""
+    rows, depth, per_row, per_number = p.m, p.k, *_PARTS
+    is_large = p.form == "out_prod" and not p.rank and p.m * p.k > _PACKED
+    if is_large and (p.weight_type is BF16 or p.rounds_w):
+        if p.a_in_columns:
+            rows = max(1, _PACKED // (p.k * per_row)) * per_row
+        else:
+            depth = max(1, _PACKED // (p.m * per_number)) * per_number
+    return [
+        (replace(p, m=len(range(p.m)[i]), k=len(range(p.k)[k])), i, k)
+        for i in _slices(p.m, rows)
+        for k in _slices(p.k, depth)
+    ]
+
+
+def _slices(n: int, each: int) -> list[slice]:
+    return [slice(i, i + each) for i in range(0, max(1, n), max(1, each))]
+
+
+def takes_narrow(p: Problem) -> bool:
+    """Whether A may be of bfloat16, and a W in whole steps of float32 that is rounded."""
+    is_whole = p.n % 32 == p.k % 32 == 0 if p.rounds_w else p.m % 2 == p.k % 2 == 0
+    return is_whole and all(path_of(q).narrow for q, *_ in _parts(p))
 
 
 def thin_of(p: Problem) -> Problem:
@@ -121,7 +153,14 @@ def _plain_call(p: Problem, o: Operands) -> Call:
     """The product on one path. Without a number to multiply, C becomes zeros or stays as it is."""
     if _is_empty(p):
         return Call(one_by_one, () if o.accumulate else (Call(o.c.fill, 0),))
-    return path_of(p).call(p, o)
+    if len(parts := _parts(p)) == 1:
+        return path_of(p).call(p, o)
+    calls = []
+    for q, i, k in parts:
+        accumulate = o.accumulate or k.start > 0
+        part = replace(o, c=o.c[i], a=o.a[i, k], b=o.b[k], accumulate=accumulate)
+        calls.append(path_of(q).call(q, part))
+    return Call(one_by_one, calls)
 
 
 def largest_of_each_path(m: int) -> Iterator[int]:
@@ -140,6 +179,6 @@ def packing(p: Problem) -> tuple[int, str]:
     if _is_empty(p):
         return 0, ""
     path = path_of(p)
-    if not path.shares or p.weight_type is F32:
+    if not path.shares or (p.weight_type is F32 and not p.rounds_w):
         return 0, ""
     return layout_of(path, p)["packed_a"].n_bytes, path.name

@@ -44,7 +44,8 @@ from pyggml.kernels.gemm.panels import (
     pair_two,
     round_row,
     round_two,
-    transpose,
+    transpose_rounded,
+    transpose_words,
     words_of,
 )
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath
@@ -75,7 +76,8 @@ def _pack_pairs_task(f, task, thread):
     n_pieces = (f.k + PIECE - 1) // PIECE
     first, k0 = task // n_pieces * PACKED_GROUPS * f.tile.mr, task % n_pieces * PIECE
     rows = f.rows[thread]
-    pack_pairs(f.packed_a, f.a, f.lda, f.a_in_columns, f.m, f.k, first, k0, rows, f.tile)
+    kind = f.a_in_columns, f.a_is_narrow
+    pack_pairs(f.packed_a, f.a, f.lda, kind, f.m, f.k, first, k0, rows, f.tile)
 
 
 class FloatProduct(TiledProduct):
@@ -97,20 +99,23 @@ class FloatProduct(TiledProduct):
 
 
 @kernel
-def _unpack_rows(panels, rows, weight, n_rows, k, tile, is_narrow):
+def _unpack_rows(panels, rows, weight, n_rows, k, tile, w_bytes):
     """Panels (words, panel) of k numbers of n_rows rows of W.
 
-    LANES rows at a time are unpacked and transposed; rows of bfloat16 are pairs already.
+    LANES rows at a time are unpacked and transposed; rows of bfloat16 are pairs already, and those
+    of float32 are rounded on the way. w_bytes: of a number of either, else 0
     """
     n, ld = words_of(tile, k), FORWARD_DEPTH
     numbers = rows[LANES * ld :]  # pairs need half of `rows`
-    lie_so = is_narrow and tile.per_word == 2 and k == 2 * n and weight.row_bytes % 4 == 0
+    lie_so = w_bytes > 0 and tile.per_word == 2 and k == 2 * n and weight.row_bytes % 4 == 0
     for first in range(0, n_rows, LANES):
         to = panels.ctypes.data + (first // tile.panel * tile.panel * n + first % tile.panel) * 4
         if lie_so and first + LANES <= n_rows:
             of, step = weight.address + first * weight.row_bytes, weight.row_bytes // 4
-            for j in range(0, n, LANES):
-                transpose(to + j * tile.panel * 4, tile.panel, of + j * 4, step)
+            if w_bytes == 2:
+                transpose_words(to, tile.panel, of, step, n)
+            for j in range(0, n if w_bytes == 4 else 0, LANES):
+                transpose_rounded(to + j * tile.panel * 4, tile.panel, of + j * 8, step)
             continue
         for i in range(LANES):
             row = rows[i * ld : i * ld + n]
@@ -122,31 +127,30 @@ def _unpack_rows(panels, rows, weight, n_rows, k, tile, is_narrow):
                 round_row(row.ctypes.data, numbers.ctypes.data, 2 * n)
             else:
                 unpack_row(row.ctypes.data, weight, first + i, k, LANES)
-        for j in range(0, n, LANES):
-            transpose(to + j * tile.panel * 4, tile.panel, rows.ctypes.data + j * 4, ld)
+        transpose_words(to, tile.panel, rows.ctypes.data, ld, n)
 
 
 class RowPanels(FloatProduct):
     @kernel
     def unpack(f, thread, first, n_rows, k0, k):
         w = columns_from(rows_from(f.w, first), k0)
-        _unpack_rows(f.panels[thread], f.rows[thread], w, n_rows, k, f.tile, f.is_narrow)
+        _unpack_rows(f.panels[thread], f.rows[thread], w, n_rows, k, f.tile, f.w_bytes)
 
 
 # -- backward -----------------------------------------------------------------------------------
 
 
 @kernel
-def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile, is_narrow):
+def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile, w_bytes):
     """Panels (words, panel) of n_columns numbers of n_rows rows of W; two rows make pairs."""
-    n, whole = words_of(tile, n_rows), n_columns // tile.panel * tile.panel if is_narrow else 0
+    n, whole = words_of(tile, n_rows), n_columns // tile.panel * tile.panel if w_bytes > 0 else 0
     for i in range(n):
         if tile.per_word == 1:
             unpack_row(rows.ctypes.data, weight, i, n_columns, PAIR_NUMBERS)
             _spread_row(panels, rows, i, n, n_columns)
             continue
         done = whole if 2 * i + 1 < n_rows else 0
-        _pair_rows(panels, weight, i, n, done, tile)
+        _pair_rows(panels, weight, i, n, done, tile, w_bytes)
         for j in range(2 if done < n_columns else 0):
             row = rows[j * BACKWARD_COLUMNS : j * BACKWARD_COLUMNS + n_columns]
             if 2 * i + j < n_rows:
@@ -160,14 +164,17 @@ def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile, is_narrow):
 
 
 @kernel
-def _pair_rows(panels, weight, i, n, n_columns, tile):
-    """Row i of the panels (n, panel) = pairs of two rows of bfloat16."""
+def _pair_rows(panels, weight, i, n, n_columns, tile, w_bytes):
+    """Row i of the panels (n, panel) = pairs of two rows of bfloat16, or rounded to it."""
     of = weight.address + 2 * i * weight.row_bytes
-    fetch(of + _AHEAD * weight.row_bytes, 2 * n_columns)
-    fetch(of + (_AHEAD + 1) * weight.row_bytes, 2 * n_columns)
+    fetch(of + _AHEAD * weight.row_bytes, w_bytes * n_columns)
+    fetch(of + (_AHEAD + 1) * weight.row_bytes, w_bytes * n_columns)
     for column in range(0, n_columns, tile.panel):
-        to, a = panels.ctypes.data + (column * n + i * tile.panel) * 4, of + 2 * column
-        pair_two(to, a, a + weight.row_bytes, tile.panel)
+        to, a = panels.ctypes.data + (column * n + i * tile.panel) * 4, of + w_bytes * column
+        if w_bytes == 2:
+            pair_two(to, a, a + weight.row_bytes, tile.panel)
+        else:
+            round_two(to, a, a + weight.row_bytes, tile.panel)
 
 
 @kernel
@@ -184,7 +191,7 @@ class ColumnPanels(FloatProduct):
     @kernel
     def unpack(f, thread, first, n_columns, k0, k):
         w = rows_from(columns_from(f.w, first), k0)
-        _unpack_columns(f.panels[thread], f.rows[thread], w, k, n_columns, f.tile, f.is_narrow)
+        _unpack_columns(f.panels[thread], f.rows[thread], w, k, n_columns, f.tile, f.w_bytes)
 
 
 # -- the paths ----------------------------------------------------------------------------------
@@ -226,7 +233,8 @@ def _layout(p: Problem) -> Layout:
 
 
 BF16 = ProductPath(
-    name="bf16", takes=lambda p: p.rounds, layout=_layout, bind=_bind, shares=True, joins=True
+    name="bf16", takes=lambda p: p.rounds, layout=_layout, bind=_bind, shares=True, joins=True,
+    narrow=True,
 )  # fmt: skip
 F32 = ProductPath(
     name="f32", takes=lambda p: True, layout=_layout, bind=_bind, shares=True, joins=True

@@ -1,7 +1,7 @@
 """Rows read from a table by their numbers, and rows written into one.
 
 get_rows        y[b, i]             = table[b, ids[b, i]], unpacked to float32
-get_rows_back   dtable[b, j]        = Σ dy[b, i] over all i with ids[b, i] = j
+get_rows_back   dtable[b, j]        = Σ dy[b, i] over all i with ids[b, i] = j; …_add: + table[b, j]
 set_rows        dst[b, ids[b, i]]   = src[b, i], in dst's own memory
 
 b stands for any number of batch axes, or none. Ids with fewer batches are repeated. Ids are data,
@@ -23,7 +23,7 @@ from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, BlockCode, kernel
 from pyggml.jit.tasks import SHARE, code_for, launch, tuple_stage
 from pyggml.kernels.gemm.microkernel import call_block
-from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel, onto_first
 from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout.cpy import cpy
 from pyggml.ops.layout.layout import dup, reshape
@@ -252,7 +252,7 @@ def _scatter(table: np.ndarray, dy: np.ndarray, ids: np.ndarray, batch: Shape, n
 
 
 def _get_rows_back_run(site: Site) -> Call:
-    dy, ids = site.src
+    dy, ids = site.src[-2:]
     n = dy.shape[-1]
     p = site.node.params
     return Call(_scatter, site.out.reshape(-1, n), dy.reshape(-1, n), ids, p["batch"], p["n_rows"])
@@ -288,6 +288,71 @@ GET_ROWS_BACK = op(
     refuses={"n_rows": (-1,), "batch": ((9999,), (0, 0))},
 )
 cpu_kernel(GET_ROWS_BACK, _get_rows_back_run)
+
+# -- get_rows_back_add --------------------------------------------------------------------------
+
+
+def _get_rows_back_add_spec(
+    table: Tensor, dy: Tensor, ids: Tensor, n_rows: int, batch: Shape
+) -> Spec:
+    spec = _get_rows_back_spec(dy, ids, n_rows, batch)
+    expect("get_rows_back_add", "table", table, spec.shape)
+    return spec
+
+
+@kernel
+def _add_sums(table, dy, numbers, order, total):
+    """table[r] += Σ dy[i] over all i with numbers[i] = r, which `order` has beside each other."""
+    i = 0
+    while i < order.size:
+        row = numbers[order[i]]
+        total[:] = 0
+        while i < order.size and numbers[order[i]] == row:
+            part = dy[order[i]]
+            for j in range(part.size):
+                total[j] += part[j]
+            i += 1
+        to = table[row]
+        for j in range(to.size):
+            to[j] += total[j]
+
+
+def _scatter_sums(
+    table: np.ndarray, dy: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int, total: np.ndarray
+) -> None:
+    numbers = _row_numbers("get_rows_back_add", ids, batch, n_rows)
+    _add_sums(table, dy, numbers, np.argsort(numbers, kind="stable"), total)
+
+
+def _get_rows_back_add_run(site: Site) -> Call:
+    _, dy, ids = site.src
+    n, p = dy.shape[-1], site.node.params
+    arrays = site.out.reshape(-1, n), dy.reshape(-1, n), ids
+    total = site.scratch.view(np.float32)[:n]
+    return onto_first(site, Call(_scatter_sums, *arrays, p["batch"], p["n_rows"], total))
+
+
+def _get_rows_back_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for s in _get_rows_back_samples(rng):
+        dy, _ = s.arrays
+        shape = *s.params["batch"], s.params["n_rows"], dy.shape[-1]
+        yield Sample((rng.standard_normal(shape), *s.arrays), s.params)
+
+
+GET_ROWS_BACK_ADD = op(
+    name="get_rows_back_add",
+    spec=_get_rows_back_add_spec,
+    ref=lambda table, *arrays, **params: table + _get_rows_back_ref(*arrays, **params),
+    grad=lambda node, g: (g, get_rows(g, node.src[2]), None),
+    samples=_get_rows_back_add_samples,
+    refuses={"n_rows": (-1,), "batch": ((9999,), (0, 0))},
+    memory=Memory.INPLACE_FIRST,
+)
+cpu_kernel(
+    GET_ROWS_BACK_ADD,
+    _get_rows_back_add_run,
+    scratch=lambda node, compute: 4 * node.shape[-1],
+)
 
 # -- set_rows -----------------------------------------------------------------------------------
 

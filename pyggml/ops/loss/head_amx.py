@@ -116,7 +116,7 @@ def _pack_task(f, task, thread):
     """PACKED_ROWS positions. Legs begin anew."""
     if task == 0:
         f.legs[:] = 0
-    pack_rows(f.packed_h, f.h, f.k, f.n, f.k, task, f.numbers[thread])
+    pack_rows(f.packed_h, f.h, f.k, False, f.n, f.k, task, f.numbers[thread])
 
 
 @kernel
@@ -322,7 +322,7 @@ def call(
     (n, k), n_vocab = h.shape, len(w.data)
     n_groups, (n_parts, _) = -(-n // SIDE), scratch["m"].shape
     n_shares = min(n_groups, -(-2 * len(scratch["numbers"]) // n_parts))
-    tiled, rounds = matrix(w.data, w.dtype, k)
+    tiled, rounds = matrix(w.data, w.dtype, k, False)
     legs = np.zeros((n_parts * n_shares, LINE // 8), np.int64)
     f = HeadTiles(
         h=h.reshape(-1), n=n, k=k, legs=legs, w=tiled, rounds=rounds, n_vocab=n_vocab,

@@ -18,9 +18,8 @@ from pyggml.graph.dtypes import BF16
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels import gemm
-from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel, onto_first
 from pyggml.ops.expect import expect, expect_axes
-from pyggml.ops.product.matmul import onto_first
 from pyggml.ops.product.problem import bind, packing_of, weight_problem
 
 _NO_GRAD = NoGrad("it takes the place of nodes whose gradients are built already")

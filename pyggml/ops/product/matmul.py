@@ -21,7 +21,7 @@ from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.kernels import gemm
-from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel, onto_first
 from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.ops.layout.layout import cont, reshape, transpose
 from pyggml.ops.layout.repeat import repeat_back
@@ -183,19 +183,6 @@ def _sum_spec(name: str, y: Tensor, product: Spec) -> Spec:
 
 def _mul_mat_add_run(site: Site) -> Call:
     return onto_first(site, _mul_mat_call(site, accumulate=True))
-
-
-def onto_first(site: Site, call: Call) -> Call:
-    """`call`, which adds to the result, after a copy of the first source into the result, unless it
-    lies there."""
-    if site.in_place or site.node.is_write:
-        return call
-    return Call(_after_copy, site.out, site.src[0], call)
-
-
-def _after_copy(out: np.ndarray, y: np.ndarray, call: Call) -> None:
-    np.copyto(out, y)
-    call()
 
 
 def _mul_mat_add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:

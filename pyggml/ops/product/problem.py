@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from pyggml.graph.call import Call, one_by_one
-from pyggml.graph.dtypes import F32
+from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.kernel import Compute, Site, as_rows
@@ -29,8 +29,8 @@ def swap_axes(t: Tensor) -> Tensor:
 def problem_of(form: gemm.Form, node: Tensor, rows: Tensor, compute: Compute) -> gemm.Problem:
     """C (+)= rows · Wᵀ or rows · W, W the source before the last. Of float32 with gaps or batches:
     a product with strides."""
-    w = node.src[-2]
-    if w.dtype is F32 and not (_lies_in_rows(w) and rows.is_contiguous):
+    w, is_rounded = node.src[-2], "rounds_w" in node.params
+    if w.dtype is F32 and not (is_rounded or (_lies_in_rows(w) and rows.is_contiguous)):
         b = matrices_of(w) if form == "mul_mat" else transposed_matrices(w)
         return strided_problem(node.shape, matrices_of(rows), b)
     return weight_problem(form, node, rows, compute)
@@ -48,7 +48,10 @@ def weight_problem(
     if len(w.shape) > 2:
         m = [m[-2] // w.shape[-3], m[-1]]
     in_columns, n = not rows.is_contiguous, node.shape[-1]
-    return gemm.Problem(form, prod(m), n, k, w.dtype, compute, a_in_columns=in_columns, rank=rank)
+    return gemm.Problem(
+        form, prod(m), n, k, w.dtype, compute, a_in_columns=in_columns, rank=rank,
+        a_is_narrow=rows.dtype is BF16, rounds_w="rounds_w" in node.params,
+    )  # fmt: skip
 
 
 def _lies_in_rows(w: Tensor) -> bool:

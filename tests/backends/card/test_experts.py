@@ -10,13 +10,13 @@ from pyggml import ops
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.ops.experts.products import in_tiles
-from pyggml.backends.cuda.runtime.kernel import bf16_op
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, DTYPES
 from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.ops.in_bf16 import bf16_op
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices, results
 

@@ -11,7 +11,6 @@ from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.ops.lora import wide
 from pyggml.backends.cuda.ops.norm import norm_mul
 from pyggml.backends.cuda.ops.norm.by_row import holds_rows
-from pyggml.backends.cuda.runtime.kernel import bf16_op
 from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.cuda.runtime.toolkit import SIMULATED
 from pyggml.graph import Graph
@@ -20,6 +19,7 @@ from pyggml.graph.op import Memory
 from pyggml.graph.tensor import as_leaf, leaf, zeros
 from pyggml.look.check import in_float64
 from pyggml.ops import OPS, repeat_back, set_rows
+from pyggml.ops.in_bf16 import bf16_op
 from pyggml.quants import dequantize
 from pyggml.runtime import Devices, results
 

@@ -97,7 +97,7 @@ def test_the_graph_is_played_through_its_passes(visit):
     page.wait_for_selector(".frame rect.lane")
     page.wait_for_selector("button:text-is('Play')")
     page.go_back()
-    page.wait_for_selector("output:has-text(': thin_first')")
+    page.wait_for_selector("output:has-text(': round_in_products')")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

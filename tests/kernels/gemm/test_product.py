@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from pyggml import threads
 from pyggml.backends.cpu import CPU
-from pyggml.graph.dtypes import F32, dtype
+from pyggml.graph.dtypes import BF16, F32, dtype
 from pyggml.kernels import gemm
-from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE, dots, reference
+from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE, FLOATS, dots, paths, reference
+from pyggml.kernels.gemm.amx import product as tiles
 from pyggml.kernels.gemm.few import FEW, TASK_ROWS
 from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS, task_columns
 from pyggml.kernels.gemm.product import BACKWARD_DEPTH, FORWARD_DEPTH
-from pyggml.quants import QUANTS, dequantize
+from pyggml.quants import QUANTS, dequantize, quantize
 
 MR = FLOAT_TILE.mr
 TOKENS = sorted({1, FEW, FEW + 1, max(MR - 1, 1), MR, MR + 1, 65})
@@ -323,6 +324,61 @@ def test_strides_and_batches(sizes, batches, order_a, order_b, accumulate):
 
 
 # -- threads ------------------------------------------------------------------------------------
+
+
+def product(path, form, a, w, **flags):
+    """a times a matrix w of bfloat16 or float32, by a path or by that of the table."""
+    m, k = a.shape
+    n, kind = w.shape[form == "out_prod"], BF16 if w.dtype == np.uint16 else F32
+    in_columns = a.strides[0] == a.itemsize
+    p = gemm.Problem(form, m, n, k, kind, "bf16", a_in_columns=in_columns, **flags)
+    path, c = path or gemm.path_of(p), np.zeros((m, n), np.float32)
+    path.call(p, gemm.Operands(c, a, w, scratch(path.layout(p).n_bytes), False))()
+    return c.tobytes()
+
+
+# Tiles are emulated where the CPU has none.
+PATHS = [None, tiles.SOME] if FLOATS == "bf16" else [tiles.SOME]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("form, in_columns", [("mul_mat", 0), ("out_prod", 0), ("out_prod", 1)])
+@pytest.mark.parametrize("m, n, k", [(98, 96, 1056), (50, 32, 66)])
+def test_rows_of_bfloat16_and_matrices_of_float32(path, form, in_columns, m, n, k, rng):
+    def rounded(x):
+        return quantize(x, "BF16").view(np.uint16)
+
+    def rows(x):
+        return x.T if in_columns else x
+
+    a = rng.standard_normal((k, m) if in_columns else (m, k), np.float32)
+    w = rng.standard_normal((n, k) if form == "mul_mat" else (k, n), np.float32)
+    wanted = product(path, form, rows(a), rounded(w))
+    assert product(path, form, rows(rounded(a)), rounded(w), a_is_narrow=True) == wanted
+    if k % 32 == 0:
+        assert product(path, form, rows(a), w, rounds_w=True) == wanted
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_a_large_product_has_the_same_bits_in_parts(in_columns, compute, rng, monkeypatch):
+    m, n, k = 202, 70, 6200
+    a = rng.standard_normal((k, m) if in_columns else (m, k), np.float32)
+    a = a.T if in_columns else a
+    w = rng.integers(0x3C00, 0x3F80, (k, n)).astype(np.uint16)
+    found = []
+    for most in (1 << 21, 1):
+        monkeypatch.setattr(paths, "_PACKED", most)
+        paths._parts.cache_clear()
+        paths.scratch_bytes.cache_clear()
+        p = gemm.Problem("out_prod", m, n, k, BF16, compute, a_in_columns=in_columns)
+        c = np.zeros((m, n), np.float32)
+        scratch = CPU().alloc(gemm.scratch_bytes(p))
+        gemm.call_of(p, gemm.Operands(c, a, w, scratch, False))()
+        found.append((c.tobytes(), len(paths._parts(p))))
+    paths._parts.cache_clear()
+    (whole, one), (in_parts, several) = found
+    assert one == 1 and several == 3 and in_parts == whole
 
 
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")

@@ -2,15 +2,19 @@
 
 from pyggml.backends.cpu.rewrites.joint_backs import JOINT_BACK
 from pyggml.backends.cpu.rewrites.joint_products import JOINT_PRODUCTS
+from pyggml.backends.cpu.rewrites.narrow import narrow_rows, round_in_products
+from pyggml.backends.cpu.rewrites.onto_sums import ONTO_SUMS
 from pyggml.backends.cpu.rewrites.thin_first import thin_first
 from pyggml.graph import Graph
 from pyggml.graph.table import by_table
 from pyggml.jit import JIT
+from pyggml.kernels.kernel import Compute
 
 # Without JIT NumPy rounds the exponentials of swiglu otherwise.
-TABLE = ((JOINT_BACK,) if JIT else ()) + JOINT_PRODUCTS
+TABLE = ((JOINT_BACK,) if JIT else ()) + JOINT_PRODUCTS + ONTO_SUMS
 
 
-def rewritten(graph: Graph) -> Graph:
+def rewritten(graph: Graph, compute: Compute) -> Graph:
     """The graph as the CPU computes it."""
-    return thin_first(by_table(graph, TABLE))
+    graph = narrow_rows(thin_first(by_table(graph, TABLE)), compute)
+    return round_in_products(graph, compute)

@@ -1,12 +1,10 @@
 """Products that take along what is added to their results, on the CPU.
 
 With a weight, that is what LoRA adds. Apart, the nodes write and read the whole result up to three
-times, and caches are too small for it. A joint node writes it once. A gradient of A or B is added
-to the batches' sum where it is made: threads need not meet once more for it. The bits are the same.
+times, and caches are too small for it. A joint node writes it once. The bits are the same.
 """
 
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.op import over_first
 from pyggml.graph.pattern import Match, Pattern
 from pyggml.graph.rewrite import Replacements
 from pyggml.graph.table import Rewrite
@@ -14,7 +12,6 @@ from pyggml.graph.tensor import Tensor
 from pyggml.kernels.gemm.beside import MOST
 from pyggml.kernels.gemm.thin import WIDEST
 from pyggml.ops.product.low_rank import MUL_MAT_LOW_RANK, OUT_PROD_LOW_RANK, OUT_PROD_LOW_RANK_ADD
-from pyggml.ops.product.matmul import OUT_PROD_ADD
 
 
 def _suits(y: Tensor, thin: Tensor, u: Tensor, rank: int, w: Tensor, rows: Tensor) -> bool:
@@ -44,12 +41,6 @@ def _backward(m: Match) -> Replacements:
     return {m.dx: OUT_PROD_LOW_RANK_ADD(so_far, m.a, m.d, m.w, m.dy)}
 
 
-def _adds_thin(m: Match) -> bool:
-    """Whether a gradient of low rank is written over the sum to which it is added."""
-    is_thin = min(m.product.shape, default=0) <= WIDEST and len(m.product.shape) == 2
-    return m.total.is_write and is_thin and all(s.dtype is F32 for s in m.product.src)
-
-
 _PRODUCT = """\
 plain = mul_mat(w, x)
 y = mul_mat_add(plain, b, d)
@@ -58,16 +49,10 @@ _GRADIENT = """
 thin = out_prod(a, transpose(d)) or out_prod_add(so_far, a, transpose(d))
 dx = out_prod_add(thin, w, transpose(dy))
 """
-ONTO_SUM = Rewrite(
-    Pattern("product = out_prod(a, b); total = add(so_far, product)"),
-    _adds_thin,
-    lambda m: {m.total: over_first(OUT_PROD_ADD(m.so_far, *m.product.src))},
-)
 JOINT_PRODUCTS = (
     Rewrite(Pattern(_PRODUCT + "copy = cpy(y)"), _adds, _forward),
     Rewrite(Pattern(_PRODUCT), _adds, _forward),
     Rewrite(
         Pattern(_GRADIENT), lambda m: _suits(m.dx, m.a, m.d, m.a.shape[0], m.w, m.dy), _backward
     ),
-    ONTO_SUM,
 )

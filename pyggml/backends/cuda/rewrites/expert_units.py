@@ -6,12 +6,13 @@ from pyggml.backends.cuda.ops.experts.products import in_tiles
 from pyggml.backends.cuda.ops.experts.units import UNIT_GRADIENTS, WEIGHTED_UNIT
 from pyggml.backends.cuda.ops.glu import UNITS
 from pyggml.backends.cuda.rewrites.gated_gradients import bfloat16_copy
-from pyggml.backends.cuda.runtime.kernel import again, bf16_op, is_of
+from pyggml.backends.cuda.runtime.kernel import again, is_of
 from pyggml.graph.dtypes import F32
 from pyggml.graph.pattern import Match, Pattern
 from pyggml.graph.rewrite import Replacements
 from pyggml.graph.table import Rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.ops.in_bf16 import bf16_op
 
 _EIGHT = 8  # numbers that a thread takes at once
 

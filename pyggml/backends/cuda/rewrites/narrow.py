@@ -19,7 +19,7 @@ from pyggml.backends.cuda.ops.experts.products import in_tiles
 from pyggml.backends.cuda.ops.lora.operands import FORMULAS
 from pyggml.backends.cuda.ops.norm.by_row import holds_rows
 from pyggml.backends.cuda.ops.products import problem_of
-from pyggml.backends.cuda.runtime.kernel import OwnOp, bf16_op, is_of
+from pyggml.backends.cuda.runtime.kernel import OwnOp, is_of
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import SAVED
@@ -27,6 +27,7 @@ from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
 from pyggml.graph.verify import graph_pass
 from pyggml.ops import cpy
+from pyggml.ops.in_bf16 import bf16_op
 
 _PRODUCTS = ("wide_product", "wide_back")
 # op -> sources that may be BF16

@@ -10,12 +10,12 @@ from pyggml.backends.cuda.ops.lora.nodes import (
     GRADIENT_OF_B_ADD,
     add_op,
 )
-from pyggml.backends.cuda.runtime.kernel import bf16_op
 from pyggml.graph.dtypes import F32
 from pyggml.graph.op import Op, over_first
 from pyggml.graph.pattern import Match, Pattern
 from pyggml.graph.rewrite import Replacements
 from pyggml.graph.table import Rewrite
+from pyggml.ops.in_bf16 import bf16_op
 from pyggml.ops.layout.rows import GET_ROWS_BACK
 from pyggml.ops.product.matmul import OUT_PROD, OUT_PROD_ADD
 

@@ -1,8 +1,8 @@
 """How the card computes an op: `CudaKernel`, and the `CudaSite` that it is bound to."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +11,10 @@ from pyggml.backends.cuda.runtime.slabs import MemoryPlace
 from pyggml.backends.kit import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, NoGrad, Op, Sample, Spec
+from pyggml.graph.op import Memory, NoGrad, Op
 from pyggml.graph.tensor import Tensor
-from pyggml.ops.layout.cpy import leaf_of
+from pyggml.ops.in_bf16 import NO_GRAD
 
 Compute = Literal["f32", "bf16"]
 ALIGNMENT = 64  # bytes: of scratch, and of each array in it
@@ -68,9 +67,6 @@ class CudaKernel(kernels.DeviceKernel[CudaSite, Call, Compute]):
     lasting: Callable[[Tensor], Iterable[tuple[int, int]]] = nothing_lasts
 
 
-_NO_GRAD = NoGrad("a device's own ops enter a graph that has its gradients")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnOp(Op):
     """An op that no other device has: passes put it into finished graphs. It comes with its kernel.
@@ -83,7 +79,7 @@ class OwnOp(Op):
     ref: Callable[..., np.ndarray] = field(init=False)
     ggml: GGMLOp = GGMLOp.CUSTOM
     memory: Memory = Memory.FRESH
-    grad: NoGrad = _NO_GRAD
+    grad: NoGrad = NO_GRAD
 
     def __post_init__(self) -> None:
         Op.__post_init__(self)
@@ -114,28 +110,3 @@ def again(node: Tensor, *src: Tensor, **changed: Any) -> Tensor:
     """The node once more, by its op, of other sources and with some settings changed."""
     assert node.op is not None
     return node.op(*src, **{**node.params, **changed})
-
-
-@cache
-def bf16_op(op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -> Op:
-    """The op as a card has it where numbers are rounded: sources `reads` may be BF16 in place of
-    F32, and of its result and those that it saves, `writes` are."""
-
-    def in_f32(src: Sequence[Tensor]) -> list[Tensor]:
-        is_half = [i in reads and s.dtype is BF16 for i, s in enumerate(src)]
-        return [Tensor(s.shape, F32) if half else s for s, half in zip(src, is_half, strict=True)]
-
-    def spec(*src: Tensor, **params: Any) -> Spec:
-        plain = op.spec(*in_f32(src), **params)
-        return replace(plain, dtype=BF16) if 0 in writes else plain
-
-    def saved(*src: Tensor, **params: Any) -> tuple[Spec, ...]:
-        plain = op.saved(*in_f32(src), **params)
-        return tuple(replace(s, dtype=BF16) if i in writes else s for i, s in enumerate(plain, 1))
-
-    def samples(rng: np.random.Generator) -> Iterator[Sample]:
-        for sample in op.samples(rng):
-            arrays = [leaf_of(a, "BF16") if i in reads else a for i, a in enumerate(sample.arrays)]
-            yield replace(sample, arrays=tuple(arrays))
-
-    return replace(op, spec=spec, saved=saved, samples=samples, grad=_NO_GRAD, halves=False)

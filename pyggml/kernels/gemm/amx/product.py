@@ -27,6 +27,7 @@ from pyggml.kernels.gemm.amx.rows import (
     leading,
     matrix,
     pack_columns,
+    pack_narrow_columns,
     pack_rows,
     packed_size,
     panel_bytes,
@@ -71,6 +72,7 @@ class TileProduct(Product, Team, Beside):
     """Tasks multiply some columns of B with groups of SIDE rows of A."""
 
     a_in_columns: Bool
+    a_is_narrow: Bool
     packed_a: Shorts1  # rows of bfloat16
     rounds: Bool  # whether W's unpacker writes bfloat16
     columns: Int  # of a task
@@ -86,10 +88,14 @@ def _pack_task(f, task, thread):
     """PACKED_ROWS rows of A, or SIDE that lie in columns; the first ones let teams begin."""
     if task == 0:
         f.taken[:] = 0
-    if f.a_in_columns:
+    if f.a_in_columns and f.a_is_narrow:
+        shorts, spare = f.a.view(np.uint16), f.numbers[thread]
+        pack_narrow_columns(f.packed_a, shorts, f.lda, f.m, f.k, task, spare)
+    elif f.a_in_columns:
         pack_columns(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
     else:
-        pack_rows(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
+        spare = f.numbers[thread]
+        pack_rows(f.packed_a, f.a, f.lda, f.a_is_narrow, f.m, f.k, task, spare)
 
 
 @task_code(TileProduct)
@@ -190,11 +196,12 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     columns, _, code = _cut(p)
     n_groups = -(-p.m // SIDE)
     team, n_tasks = teams(-(-p.n // columns), n_groups, len(scratch["panels"]))
-    w, rounds = matrix(o.b, p.weight_type, p.row)
+    w, rounds = matrix(o.b, p.weight_type, p.row, p.rounds_w)
     lda = o.a.strides[1] // 4 if p.a_in_columns else o.lda
     f = TileProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, a_in_columns=p.a_in_columns, rounds=rounds, columns=columns,
+        accumulate=o.accumulate, a_in_columns=p.a_in_columns, a_is_narrow=p.a_is_narrow,
+        rounds=rounds, columns=columns,
         **team, **fields_of(p, o, scratch),
     )  # fmt: skip
     packed = scratch.pop("packed_a")
@@ -236,15 +243,18 @@ def _layout(p: Problem) -> Layout:
 
 
 def _may_round(p: Problem) -> bool:
-    """Whether W is no float32 matrix, and factors may be rounded to bfloat16 or coarser."""
-    return p.form != "strided" and p.weight_type is not F32 and p.compute != "f32"
+    """Whether W is no float32 matrix that stays one, and factors may be rounded to bfloat16 or
+    coarser."""
+    may = p.weight_type is not F32 or p.rounds_w
+    return p.form != "strided" and may and p.compute != "f32"
 
 
 # Measured: bytes are faster up to 64 tokens forward and up to 24 backward, floats up to 16.
 MANY = ProductPath(
-    name="amx", takes=_may_round, layout=_layout, bind=_bind, fewest=48, shares=True, joins=True
+    name="amx", takes=_may_round, layout=_layout, bind=_bind, fewest=48, shares=True, joins=True,
+    narrow=True,
 )  # fmt: skip
 SOME = ProductPath(
     name="amx, few tokens", takes=_may_round, layout=_layout, bind=_bind, fewest=12, shares=True,
-    joins=True,
+    joins=True, narrow=True,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import F32, I16, I32, I64, at, every, load, store
 from pyggml.jit.simd import fill
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
-from pyggml.kernels.gemm.bfloat16 import convert_bf16, make_round, to_bf16
+from pyggml.kernels.gemm.bfloat16 import convert_bf16, make_pair, make_round, to_bf16
 from pyggml.kernels.gemm.dots import step
 from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix, columns_from
 from pyggml.kernels.gemm.microkernel import call_block, fetch, make_transpose
@@ -34,6 +34,7 @@ PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every
 COLUMN_WORDS = (LANES + 2) * SIDE  # a step of SIDE columns of pairs, and two columns at an edge
 
 round_row, round_two = make_round(LANES, CHOSEN.tiles)
+pair_two = make_pair(LANES)
 transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 words
 narrow = convert_bf16 if CHOSEN.tiles else to_bf16
 _NUMBERS = ir.VectorType(I16, 2 * LANES)
@@ -70,8 +71,11 @@ def _unpacker(kind: DType) -> BlockCode:
 _UNPACK = {name: _unpacker(dtype(name)) for name in LAYOUTS if name != "F32"}
 
 
-def matrix(w: np.ndarray, kind: DType, row: int) -> tuple[BlockMatrix, bool]:
-    """W, with rows of so many numbers, and whether its unpacker writes bfloat16, not float32."""
+def matrix(w: np.ndarray, kind: DType, row: int, rounds_w: bool) -> tuple[BlockMatrix, bool]:
+    """W, with rows of so many numbers, and whether its unpacker writes bfloat16, not float32.
+    rounds_w: of float32, which need none."""
+    if rounds_w:
+        return block_matrix(w, kind, 0), False
     code = _UNPACK.get(kind.name)
     if code is None or row % step(kind):
         return block_matrix(w, kind, UNPACK[kind.name].address), False
@@ -85,6 +89,9 @@ def _unpack_row(row, w, i, n, rounds, numbers, ahead):
     of the row `ahead` is fetched."""
     here, n_blocks = w.address + i * w.row_bytes, n // w.block
     fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
+    if w.unpack == 0:  # n is whole steps
+        round_row(row.ctypes.data, here, n)
+        return
     if rounds:
         call_block(w.unpack, row.ctypes.data, here, n_blocks)
         return
@@ -130,21 +137,54 @@ def round_padded(to, x, spare):
 
 
 @kernel
-def pack_rows(packed, a, lda, m, k, task, spare):
-    """Pack PACKED_ROWS rows of A (m, k), which lie `lda` numbers apart; after the last one zeros,
+def pack_rows(packed, a, lda, is_narrow, m, k, task, spare):
+    """Pack PACKED_ROWS rows of A (m, k), which lie `lda` words apart; after the last one zeros,
     up to a whole group."""
-    ld, stop = leading(k), (task + 1) * PACKED_ROWS
+    ld, stop, shorts = leading(k), (task + 1) * PACKED_ROWS, a.view(np.uint16)
     for i in range(task * PACKED_ROWS, stop if stop < m else rounded_up(m, SIDE)):
         row = packed[i * ld : (i + 1) * ld]
-        if i < m:
+        if i < m and is_narrow:
+            of = shorts[2 * i * lda :]
+            for j in range(k):
+                row[j] = of[j]
+            fill(row[k:], np.uint16(0))
+        elif i < m:
             round_padded(row.ctypes.data, a[i * lda : i * lda + k], spare)
         else:
             fill(row, np.uint16(0))
 
 
 @kernel
+def pack_narrow_columns(packed, shorts, lda, m, k, group, spare):
+    """A group of SIDE rows of an A in bfloat16 whose columns lie `lda` words apart; spare: room for
+    COLUMN_WORDS."""
+    ld, first = leading(k), group * SIDE
+    words = spare[: LANES * SIDE]
+    rows = spare[LANES * SIDE : COLUMN_WORDS].view(np.uint16)[: 2 * SIDE].reshape(2, SIDE)
+    n = min(SIDE, m - first)
+    for k0 in range(0, rounded_up(k, STEP), STEP):
+        for i in range(LANES):
+            column = k0 + 2 * i
+            one = shorts.ctypes.data + column * lda * 4 + first * 2
+            other = one + lda * 4
+            fetch(one + STEP * lda * 4, SIDE * 2)
+            fetch(other + STEP * lda * 4, SIDE * 2)
+            if n < SIDE or column + 2 > k:
+                for j in range(2):
+                    here = column + j < k
+                    for row in range(SIDE):
+                        of = 2 * (column + j) * lda + first + row
+                        rows[j, row] = shorts[of] if here and row < n else np.uint16(0)
+                one, other = rows[0].ctypes.data, rows[1].ctypes.data
+            pair_two(words[i * SIDE :].ctypes.data, one, other, SIDE)
+        for i in range(0, SIDE, LANES):
+            to = packed[(first + i) * ld + k0 :].ctypes.data
+            transpose(to, ld // 2, words[i:].ctypes.data, SIDE)
+
+
+@kernel
 def pack_columns(packed, a, lda, m, k, group, spare):
-    """The same where A's columns lie `lda` numbers apart; spare: room for COLUMN_WORDS."""
+    """The same of float32."""
     ld, first = leading(k), group * SIDE
     words, rows = spare[: LANES * SIDE], spare[LANES * SIDE : COLUMN_WORDS].reshape(2, SIDE)
     n = min(SIDE, m - first)

@@ -43,7 +43,7 @@ from pyggml.backends.cuda.ops.lora.wide import (
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite, bf16_op
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
@@ -51,6 +51,7 @@ from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import Memory
 from pyggml.graph.pattern import Match
 from pyggml.graph.tensor import Tensor
+from pyggml.ops.in_bf16 import bf16_op
 from pyggml.ops.norm.norm_mul import RMS_NORM_MUL, rms_norm_mul_back
 from pyggml.sizes import round_up
 
