@@ -6,17 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ranked_run
+from card_patterns import patterns, sample_of
 from extras import reason
 from llama_models import VARIANTS, write
 
 import pyggml
+from pyggml.backends.cpu import CPU
 from pyggml.generation import Session
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16
 from pyggml.lora import LoraConfig, attach, loss_and_grads, train_tensors
 from pyggml.lora.trainer.passes import Passes
 from pyggml.models import Inputs, build
-from pyggml.runtime import schedule
+from pyggml.runtime import Devices, bind, schedule
 
 from peers.peer import LORA_RANK
 from peers.trial import wide_modules
@@ -159,3 +161,22 @@ def test_a_matrix_that_is_trained_is_multiplied_in_bfloat16(monkeypatch):
     assert {t.src[1].dtype for t in gradients} == {BF16}
     units = [t for t in nodes if t.op.name.startswith("swiglu")]
     assert units and {t.dtype for t in units} == {BF16}
+
+
+@pytest.mark.parametrize("name", patterns())
+def test_every_launch_of_a_pattern_has_its_arguments(name):
+    """None of them is an array that the fused nodes do not have, such as queries not made yet."""
+    from dry_card import DryCard
+
+    from pyggml.backends.cuda.runtime.launches import launches
+
+    class Noting(DryCard):
+        def join(self, calls):
+            noted.extend(calls)
+            return []
+
+    noted = []
+    graph, _ = sample_of(name)
+    bind(schedule(graph, Devices([Noting(), CPU()])))
+    arguments = [one for call in noted for _, given in launches(call) for one in given]
+    assert arguments and not any(one is None for one in arguments)

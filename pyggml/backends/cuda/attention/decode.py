@@ -268,7 +268,7 @@ def bind(site: CudaSite, token: Token | None = None) -> Call:
     node = site.node
     q, k, v, span, *_ = site.src
     q = q if token is None else token.q
-    (sizes, factors, mask, sinks), n_together = scores_of(site, 4), _heads(node)
+    (sizes, factors, mask, sinks), n_together = scores_of(site, 4, q), _heads(node)
     n_queries, n_heads, head_size = node.shape
     vectorized = head_size % 4 == 0 and vectorizable(q, k, v)
     n_groups, partials, tickets = n_heads // n_together, q, q  # clusters need neither

@@ -194,7 +194,7 @@ def _forward(head_size: int, value_size: int, key_type: str, value_type: str) ->
 
 
 def bind(site: CudaSite) -> Call:
-    sizes, factors, mask, sinks = scores_of(site, 4)
+    sizes, factors, mask, sinks = scores_of(site, 4, site.src[0])
     keys, values = site.node.src[1:3]
     run = _forward(keys.shape[2], values.shape[2], keys.dtype.name, values.dtype.name)
     grid = -(-sizes.n_queries // tile_rows(max(keys.shape[2], values.shape[2]))), sizes.n_heads
@@ -355,7 +355,7 @@ def scratch_back(node: Tensor, compute: Compute) -> int:
 def bind_back(site: CudaSite) -> Call:
     q, k, v, span, o, lse, do, *_ = site.src
     dk, dv, *dsinks = site.saved
-    (sizes, factors, mask, sinks), stream = scores_of(site, 7), site.stream
+    (sizes, factors, mask, sinks), stream = scores_of(site, 7, site.src[0]), site.stream
     head_sizes = site.node.shape[2], site.node.src[2].shape[2]
     delta, rows = site.scratch.view(np.float32), tile_rows(max(head_sizes))
     common = q, k, v, do, span, mask, lse, delta, sizes, factors

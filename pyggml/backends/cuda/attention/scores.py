@@ -46,9 +46,11 @@ class ScoreFactors(NamedTuple):
     flat: np.float32
 
 
-def scores_of(site: CudaSite, n_sources: int) -> tuple[ScoreSizes, ScoreFactors, Any, Any]:
-    """The sizes and the factors, the mask and the sinks, in place of which any array stands where
-    there are none. n_sources: of the node, before them."""
+def scores_of(
+    site: CudaSite, n_sources: int, numbers: Any
+) -> tuple[ScoreSizes, ScoreFactors, Any, Any]:
+    """The sizes and the factors, the mask and the sinks, in place of which `numbers`, any array in
+    F32, stand where there are none. n_sources: of the node, before them."""
     node, p, extras = site.node, site.node.params, site.src[n_sources:]
     (n_queries, n_heads, _), (n_keys, n_key_heads, _) = (t.shape for t in node.src[:2])
     masked, max_bias, n_masks = p["masked"], p["max_bias"], 0
@@ -60,7 +62,7 @@ def scores_of(site: CudaSite, n_sources: int) -> tuple[ScoreSizes, ScoreFactors,
     sizes = ScoreSizes(n_queries, n_keys, n_heads, n_key_heads, n_masks, has_sinks, steep_heads)
     bases = 2.0 ** (-max_bias / power), 2.0 ** (-max_bias / 2 / power)
     factors = ScoreFactors(*(np.float32(x) for x in (p["scale"], p["cap"], *bases)))
-    mask, sinks = extras[0] if masked else site.src[0], extras[-1] if has_sinks else site.src[0]
+    mask, sinks = extras[0] if masked else numbers, extras[-1] if has_sinks else numbers
     return sizes, factors, mask, sinks
 
 
