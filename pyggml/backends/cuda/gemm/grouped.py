@@ -2,8 +2,6 @@
 
     forward    C[r] = x[r] · w[e]ᵀ          backward    C[r] = dy[r] · w[e]          e = ids[r]
 
-With one matrix alone they are any product, where cuBLAS is not installed (tensor.py).
-
 `order` sorts the rows by expert, on the card, so that ids never leave it. Then a block takes a tile
 of an expert's rows and some columns of C (grouped_tile.py).
 """
@@ -110,19 +108,12 @@ def order_call(places: Any, starts: Any, ids: Any, n_experts: int, fault: Any, s
 
 
 @cache
-def _tile_finder(rows: int, is_single: bool) -> Any:
-    """find(starts, n_experts, number): (expert, first row, rows from there on) of the block's tile;
-    no rows if there is no such tile. is_single: one expert has all `starts` rows
+def _tile_finder(rows: int) -> Any:
+    """find(starts, n_experts, number): (expert, its first row) of the block's tile; a row past the
+    expert's last if there is no such tile.
 
     The first of the tiles of expert e has number starts[e] // rows + e: then all have room.
     """
-    if is_single:
-
-        @device
-        def find_row(n_rows, _n_experts, number):
-            return np.int64(0), np.int64(number) * rows, n_rows - number * rows
-
-        return find_row
 
     @device
     def find(starts, n_experts, number):
@@ -132,8 +123,7 @@ def _tile_finder(rows: int, is_single: bool) -> Any:
             begins = e < n_experts and starts[e] // rows + e <= number
             expert += cuda.syncthreads_count(np.int32(1) if begins else np.int32(0))
         start = starts[expert]
-        first = start + (number - start // rows - expert) * rows
-        return np.int64(expert), first, starts[expert + 1] - first
+        return np.int64(expert), start + (number - start // rows - expert) * rows
 
     return find
 
@@ -156,46 +146,25 @@ def _part_of(name: str, is_forward: bool) -> Any:
     return part
 
 
-def _putter(rounds: bool, is_single: bool, accumulate: bool) -> Any:
-    """put(c, at, a, b, n_left) of grouped_tile.py. Rows of C may have any length where there is one
-    matrix, else they begin in pairs."""
-    if not is_single:
-        put_two = ptx.put_two(rounds)
-
-        @device
-        def put(c, at, a, b, _n_left):
-            put_two(c, at, a, b)
-
-        return put
-
-    @device
-    def put_each(c, at, a, b, n_left):
-        c[at] = c[at] + a if accumulate else a
-        if n_left > 1:
-            c[at + 1] = c[at + 1] + b if accumulate else b
-
-    return put_each
-
-
 @cache
-def _kernel(name: str, tile: GroupedTile, rounds: bool, is_single: bool, accumulate: bool) -> Any:
+def _kernel(name: str, tile: GroupedTile, rounds: bool) -> Any:
     warps_down, n_rows, depth, columns = tile.warps_down, tile.rows, tile.depth, tile.columns
     high, wide = n_rows // warps_down, columns * warps_down // _WARPS
     down, across = high // 16, wide // 16
     copy, unpack, (find, gather) = copier(name, tile), unpacker(name, tile), gatherer(tile)
-    put = _putter(rounds, is_single, accumulate)
-    multiply, write = multiplier(tile, down, across), writer(tile, down, across, put)
-    find_tile, part = _tile_finder(n_rows, is_single), _part_of(name, tile.is_forward)
-    n_sums, take_rows, is_forward = 2 * down * across, row_taker(tile, is_single), tile.is_forward
+    multiply, write = multiplier(tile, down, across), writer(tile, down, across, rounds)
+    find_tile, part = _tile_finder(n_rows), _part_of(name, tile.is_forward)
+    n_sums, take_rows, is_forward = 2 * down * across, row_taker(tile), tile.is_forward
     block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
     n_gathered, together, is_one_place = tile.rows_of_thread, THREADS // tile.of_w, tile.places == 1
 
-    def product(c, a, w, places, starts, n, k, rows_of_a, a_step, n_experts):
+    def product(c, a, w, places, starts, n, k, rows_of_a, n_experts):
         memory = cuda.shared.array(0, np.uint8)
         numbers = cuda.shared.array(0, np.int32)
         sums = cuda.local.array((n_sums, 4), np.float32)
         rows = cuda.local.array(n_gathered, np.int64)
-        expert, start, count = find_tile(starts, n_experts, np.int32(cuda.blockIdx.y))
+        expert, start = find_tile(starts, n_experts, np.int32(cuda.blockIdx.y))
+        count = starts[expert + 1] - start
         if count <= 0:
             return
         warp, to = cuda.threadIdx.x >> 5, np.int64(cuda.blockIdx.x) * columns
@@ -211,7 +180,7 @@ def _kernel(name: str, tile: GroupedTile, rounds: bool, is_single: bool, accumul
         begin, n_left, k_left = part(of_w, row_bytes, to, 0, n, k)
         copy(memory, 0, w, begin + of_thread, n_left, k_left)
         cuda.syncthreads()
-        find(rows, numbers, a_step, rows_of_a)
+        find(rows, numbers, length, rows_of_a)
         place = 0
         for at in range(0, length, depth):
             gather(memory, rows, a, at, length)
@@ -242,20 +211,15 @@ def _kernel(name: str, tile: GroupedTile, rounds: bool, is_single: bool, accumul
 
 def product_call(
     name: str, tile: GroupedTile, sizes: tuple[int, int, int], rows_of_a: int, stream: Any,
-    c: Any, a: Any, w: Any, places: Any, starts: Any, a_step: int = 0, accumulate: bool = False,
+    c: Any, a: Any, w: Any, places: Any, starts: Any,
 ) -> Call:  # fmt: skip
     """The launch: C of all rows, float32 or, as uint16, bfloat16. a in bfloat16, of which
     `rows_of_a` rows of C take one row each; sizes (experts, n, k) of w, whose type has this
-    name. Of one expert, starts may be the number of rows, which are in order: any array then
-    stands for places, and C may be added to.
-
-    a_step: from row to row of a; 0: its numbers
-    """
-    (n_experts, n, k), is_single = sizes, isinstance(starts, int)
-    length, width = (k, n) if tile.is_forward else (n, k)
-    n_tiles = -(-starts // tile.rows) if is_single else places.size // tile.rows + n_experts
+    name."""
+    n_experts, n, k = sizes
+    n_tiles = places.size // tile.rows + n_experts
+    grid = -(-(n if tile.is_forward else k) // tile.columns), n_tiles
     return launch(
-        _kernel(name, tile, c.dtype != np.float32, is_single, accumulate),
-        (-(-width // tile.columns), n_tiles), THREADS, stream, c, a, w, places, starts, n, k,
-        rows_of_a, a_step or length, n_experts, shared_bytes=tile.n_bytes(name),
+        _kernel(name, tile, c.dtype != np.float32), grid, THREADS, stream, c, a, w, places, starts,
+        n, k, rows_of_a, n_experts, shared_bytes=tile.n_bytes(name),
     )  # fmt: skip

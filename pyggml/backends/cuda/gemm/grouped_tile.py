@@ -173,19 +173,16 @@ def _eights_of_plain(name: str, put: Any) -> Any:
 
 
 @cache
-def row_taker(tile: GroupedTile, is_single: bool) -> Any:
+def row_taker(tile: GroupedTile) -> Any:
     """take_rows(numbers, places, first, n_left): the numbers of the tile's rows of C; -1 behind the
-    expert's last. is_single: all rows are one expert's, and in order"""
+    expert's last."""
     n_rows, numbers_at = tile.rows, tile.numbers_at // 4
 
     @device
     def take_rows(numbers, places, first, n_left):
         i = cuda.threadIdx.x
         if i < n_rows:
-            number = np.int32(-1)
-            if i < n_left:
-                number = np.int32(first + i) if is_single else places[first + i]
-            numbers[numbers_at + i] = number
+            numbers[numbers_at + i] = places[first + i] if i < n_left else np.int32(-1)
 
     return take_rows
 
@@ -194,18 +191,18 @@ def row_taker(tile: GroupedTile, is_single: bool) -> Any:
 def gatherer(tile: GroupedTile) -> tuple[Any, Any]:
     """(find, gather): a thread copies the same chunk of some rows of A.
 
-    find(rows, numbers, step, rows_of_a)  rows: where the thread's rows of A begin, -1: none
+    find(rows, numbers, k, rows_of_a)     rows: where the thread's rows of A (…, k) begin, -1: none
     gather(memory, rows, a, first, k)     numbers first … of them in bfloat16; zeros outside
     """
     depth, chunks, numbers_at = tile.depth, tile.depth // _EIGHT, tile.numbers_at // 4
     together, n = THREADS // chunks, tile.rows_of_thread
 
     @device
-    def find(rows, numbers, step, rows_of_a):
+    def find(rows, numbers, k, rows_of_a):
         for i in range(n):
             number = numbers[numbers_at + cuda.threadIdx.x // chunks + i * together]
             row_of_a = np.uint32(number) // np.uint32(rows_of_a)
-            rows[i] = np.int64(row_of_a) * step if number >= 0 else np.int64(-1)
+            rows[i] = np.int64(row_of_a) * k if number >= 0 else np.int64(-1)
 
     @device
     def gather(memory, rows, a, first, k):
@@ -309,10 +306,9 @@ def _down_rows(tile: GroupedTile, down: int, across: int) -> Any:
 
 
 @cache
-def writer(tile: GroupedTile, down: int, across: int, put: Any) -> Any:
-    """write(c, sums, numbers, row, column, width); put(c, at, a, b, n_left): two neighbours, of
-    so many that a row has left."""
-    numbers_at = tile.numbers_at // 4
+def writer(tile: GroupedTile, down: int, across: int, rounds: bool) -> Any:
+    """write(c, sums, numbers, row, column, width); rounds: whether c is in bfloat16."""
+    numbers_at, put = tile.numbers_at // 4, ptx.put_two(rounds)
 
     @device
     def write(c, sums, numbers, row, column, width):
@@ -326,6 +322,6 @@ def writer(tile: GroupedTile, down: int, across: int, put: Any) -> Any:
                 for j in range(2 * across):
                     if column + 8 * j < width:
                         of, e = i // 2 * 2 * across + j, 2 * (i & 1)
-                        put(c, at + 8 * j, sums[of, e], sums[of, e + 1], width - column - 8 * j)
+                        put(c, at + 8 * j, sums[of, e], sums[of, e + 1])
 
     return write

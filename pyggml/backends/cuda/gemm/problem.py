@@ -10,14 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute
-from pyggml.backends.cuda.weights.unpack import round_to_bfloat16
+from pyggml.backends.cuda.runtime.kernel import Compute
 from pyggml.backends.kit.products import SizedProduct
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import BF16, F32
-from pyggml.sizes import round_up
+from pyggml.graph.dtypes import F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +44,6 @@ class CudaProblem(SizedProduct):
     def b_in_rows(self) -> bool:
         """Whether a packed B is read along k (C = A·Wᵀ), not along n (C = A·W)."""
         return self.b.k == 1
-
-    @property
-    def b_is_whole(self) -> bool:
-        """Whether the rows of a packed B lie one after the other."""
-        return self.b.row * self.b.k == (self.k if self.b_in_rows else self.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +79,3 @@ class CudaProductPath:
     scratch: Callable[[CudaProblem], int]
     shares: bool = False
     scales: bool = False
-
-
-def bytes_of_rounded(p: CudaProblem) -> int:
-    """Bytes of scratch for A in bfloat16, if it is to be rounded."""
-    return round_up(2 * p.m * p.k, ALIGNMENT) if p.rounds and p.a.dtype is not BF16 else 0
-
-
-def rounded(p: CudaProblem, o: CudaOperands) -> tuple[Any, list[Call]]:
-    """A as it is multiplied, at the beginning of scratch if it is rounded and not shared; and the
-    call that makes it."""
-    if not bytes_of_rounded(p):
-        return o.a, []
-    a = (o.scratch[: 2 * p.m * p.k] if o.rounded is None else o.rounded).view(np.uint16)
-    return a, [] if o.is_rounded else [round_to_bfloat16(a, o.a, o.stream)]

@@ -8,7 +8,7 @@ computed again, as the last one of a layer, but t = A·x is, gradients of it alo
 from collections import defaultdict
 from collections.abc import Iterator
 
-from pyggml.backends.cuda.gemm.cublas import SLICE
+from pyggml.backends.cuda.gemm.slices import SLICE
 from pyggml.backends.cuda.ops.lora.nodes import (
     GRADIENT_OF_A,
     GRADIENT_OF_B,
