@@ -87,7 +87,7 @@ class StepGradient:
     def begin_sum(self, n: int) -> None:
         """The same as work of a device, which may still compute the batches; `wait` follows."""
         for portion in self._portions:
-            portion.end(n)
+            portion.total.begin(portion.n, n)
 
     def wait(self) -> None:
         """Wait until the ranks have each other's numbers."""
@@ -105,29 +105,17 @@ class _Portion:
 
     def __init__(self, total: "_Sum", devices: Devices, parts: Sequence[Tensor]) -> None:
         self.total, self.n = total, 0  # batches of this rank so far
-        self._devices = devices
         self._zero = _bound(devices, *(fill_inplace(gradient, 0.0) for gradient in parts))
 
     def begin(self) -> None:
         self.n = 0
-        self._zero_before_pass()
+        self._zero()
 
     def next(self) -> None:
         if self.n:
             self.total.keep(self.n - 1)
-            self._zero_before_pass()
+            self._zero()
         self.n += 1
-
-    def end(self, n: int) -> None:
-        """Begin the sum over a step's n batches."""
-        if not self.n:
-            self._zero()
-        self.total.begin(self.n, n)
-
-    def _zero_before_pass(self) -> None:
-        """On the host alone, a pass writes over what is there."""
-        if self._devices.have_copies:
-            self._zero()
 
 
 class _Sum(ABC):

@@ -36,7 +36,6 @@ from pyggml.lora.trainer.overlap import are_alike, gradient_groups, have_one_cha
 from pyggml.model import Model
 from pyggml.models import Inputs, record
 from pyggml.models.batch_rows import BatchRows
-from pyggml.ops import fill_inplace
 from pyggml.ops.arithmetic.dropout import DRAW, draw_words
 from pyggml.runtime import Arenas, DevicePart, Program, Schedule, bind, compile_backwards, schedule
 
@@ -85,7 +84,7 @@ class _Pair:
         net = LossNet.of(model, drawn, separate, True, taps)
         forward, further = _forward(net, objective, leaves, balance, factor)
         read = taps.read if taps else {}
-        sums = [None if steps else _start(g, model) for g in parameters.gradients.values()]
+        sums = [None if steps else g for g in parameters.gradients.values()]
         sums += [None for _ in read]
         leaves_of_graph, rounds = {**trained, **read}, not objective.has_reference
         graph = training_graph(forward, leaves_of_graph, sums, model.kept_as, keep, rounds=rounds)
@@ -108,11 +107,6 @@ class _Pair:
             {name: program.read(graph[name]) for name in names},
             {} if alone else {name: program.read(graph[f"grad:{name}"]) for name in names},
         )
-
-
-def _start(gradient: Tensor, model: Model) -> Tensor:
-    """What a pass adds a gradient to: on the host alone, zeros, which are seldom written."""
-    return gradient if model.devices.have_copies else fill_inplace(gradient, 0.0)
 
 
 def _forward(
@@ -179,8 +173,7 @@ def _graphs(pairs: Mapping[int, _Pair]) -> list[Graph]:
 
 
 class Passes:
-    """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own,
-    or on the host alone, written over them.
+    """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
 
     n_ctx       length of a sequence, n_tokens unless it is given
     shorter     further lengths of a batch, each with graphs of its own
