@@ -332,6 +332,11 @@ def _get_rows_back_add_run(site: Site) -> Call:
     return onto_first(site, Call(_scatter_sums, *arrays, p["batch"], p["n_rows"], total))
 
 
+def _get_rows_back_add_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """dtable = g, ddy_i = g_{ids_i}"""
+    return g, get_rows(g, node.src[2]), None
+
+
 def _get_rows_back_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for s in _get_rows_back_samples(rng):
         dy, _ = s.arrays
@@ -343,7 +348,7 @@ GET_ROWS_BACK_ADD = op(
     name="get_rows_back_add",
     spec=_get_rows_back_add_spec,
     ref=lambda table, *arrays, **params: table + _get_rows_back_ref(*arrays, **params),
-    grad=lambda node, g: (g, get_rows(g, node.src[2]), None),
+    grad=_get_rows_back_add_grad,
     samples=_get_rows_back_add_samples,
     refuses={"n_rows": (-1,), "batch": ((9999,), (0, 0))},
     memory=Memory.INPLACE_FIRST,
