@@ -35,11 +35,18 @@ def _both(m: Match) -> Replacements:
     return {m.product: _onto(m, m.product), m.total: total}
 
 
-# Of an embedding that is the output matrix, too; and any other.
-_OF_BOTH = "product = out_prod(a, b); back = get_rows_back(dy, ids); gradient = add(product, back)"
-_OF_ONE = "gradient = (out_prod | get_rows_back)(*factors)"
+def _of_one(name: str) -> Rewrite:
+    """What adds the gradients of one op to their sum."""
+    pattern = Pattern(f"gradient = {name}(*factors); {_TOTAL}")
+    return Rewrite(pattern, _is_sum, lambda m: {m.total: _onto(m, m.gradient)})
+
+
 _TOTAL = "total = add(sum, gradient)"
+# Of an embedding that is the output matrix, too.
+_OF_BOTH = "product = out_prod(a, b); back = get_rows_back(dy, ids); gradient = add(product, back)"
+PRODUCT_ONTO_SUM = _of_one("out_prod")
 ONTO_SUMS = (
     Rewrite(Pattern(f"{_OF_BOTH}; {_TOTAL}"), _is_sum, _both),
-    Rewrite(Pattern(f"{_OF_ONE}; {_TOTAL}"), _is_sum, lambda m: {m.total: _onto(m, m.gradient)}),
+    PRODUCT_ONTO_SUM,
+    _of_one("get_rows_back"),
 )
