@@ -162,7 +162,7 @@ def test_checkpointing_takes_less(ask):
         ("graph", {"ctx": "9" * 400, "rank": "x"}, 400, "rank is 'x'"),
         ("graph", {"ctx": "８"}, 400, "ctx is"),
         ("graph", {"kind": "x"}, 400, "kind is 'x', wanted logits or training or net"),
-        ("graph", {"stage": 50}, 404, "stage is 50, wanted at most 3, the plan"),
+        ("graph", {"stage": 50}, 404, "stage is 50, wanted at most 5, the plan"),
         ("graph", {"stage": "x"}, 400, "stage is 'x'"),
         ("graph/section", {"section": 1, "stage": 50}, 404, "stage is 50"),
         ("plan", {"wide": 5000}, 400, "wide is '5000', wanted a whole number from 200 to 900"),
