@@ -237,7 +237,7 @@ def answer_batches(
         part = slice(i * size, (i + 1) * size)
         arrays = _arrays(objective, answers.part(part), n_tokens)
         arrays |= {"reference": with_kl[part], "share": share[part]}
-        filled = {name: padded(values, size) for name, values in arrays.items()}
+        filled = {name: pad_to(values, size) for name, values in arrays.items()}
         members = block_diagonal(answers.part(part).members(objective.per_token), size)
         yield batch.to_batch_of(AnswerBatch, **filled, members=members, kl=kl)
 
@@ -253,7 +253,7 @@ def _arrays(
     return {"read": read, "nll": nll, "sign": answers.sign}
 
 
-def padded(values: np.ndarray, size: int) -> np.ndarray:
+def pad_to(values: np.ndarray, size: int) -> np.ndarray:
     """One row of all windows, float32; zeros for those that only fill up a batch."""
     whole = np.zeros((size, values[0].size), np.float32)
     whole[: len(values)] = values.reshape(len(values), -1)

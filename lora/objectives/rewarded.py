@@ -24,7 +24,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.lora.data import Dataset, WindowBatch
 from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.records.rows import PromptRow
-from pyggml.lora.objectives.answers import WindowAnswers, block_diagonal, padded
+from pyggml.lora.objectives.answers import WindowAnswers, block_diagonal, pad_to
 from pyggml.lora.objectives.objective import Feed, Leaves, LossNet, Outputs, Practice, Task, Windows
 from pyggml.lora.objectives.sampled import Group, SampledObjective, check_prompts
 from pyggml.lora.objectives.tally import JudgedAnswers
@@ -362,7 +362,7 @@ class SampleFeed:
             members = block_diagonal(means, self._size)
             terms = (means > 0) @ terms[:, :, None]
         arrays |= {"better": np.maximum(terms, 0), "worse": np.minimum(terms, 0)}
-        flat = {name: padded(values, self._size) for name, values in arrays.items()}
+        flat = {name: pad_to(values, self._size) for name, values in arrays.items()}
         return batch.to_batch_of(SampleBatch, **flat, members=members)
 
 

@@ -154,7 +154,7 @@ def test_stages_touch_the_memory_that_they_say_and_no_other(step, rng):
         for call in calls.values():
             for stage in call.arguments if call.kernel is launch else ():
                 before, sums = arena.copy(), gradient.copy()
-                others = [(x, x.copy()) for x in elsewhere(stage.touches)]
+                outside = [(x, x.copy()) for x in elsewhere(stage.touches)]
                 launch(stage)
                 after, added = arena.copy(), gradient.copy()
                 if not stage.touches:
@@ -164,7 +164,7 @@ def test_stages_touch_the_memory_that_they_say_and_no_other(step, rng):
                 assert not ((before != after) & ~written).any(), stage
                 arena[:] = np.where(inside(stage.touches), before, noise)
                 gradient[:] = sums
-                for x, then in others:
+                for x, then in outside:
                     x[:] = then
                 launch(stage)
                 assert not ((arena != after) & written & ~own).any(), stage

@@ -79,13 +79,13 @@ class TileSizes(NamedTuple):
         """A tile's rows of one head, of each thread."""
         return per_thread(self.queries, self.row_words(d, parts) + self.pad)
 
-    def packed(self, n: int, d: int) -> tuple[int, int]:
+    def panel_shape(self, n: int, d: int) -> tuple[int, int]:
         """(panels, words of a panel) of X (n, d)."""
         return self.width(d) // self.panel, n // self.per_word * self.panel + self.pad
 
     def packed_keys(self, p: AttentionProblem, d: int) -> Array:
         """X (S, HK, d) packed."""
-        return Array((p.n_key_heads, *self.packed(round_up(p.n_keys, BC), d)))
+        return Array((p.n_key_heads, *self.panel_shape(round_up(p.n_keys, BC), d)))
 
     def transposed_keys(self, p: AttentionProblem, d: int, parts: int = 1) -> Array:
         """Xᵀ packed."""

@@ -10,23 +10,29 @@ known only when the graph runs: the kernel checks them before it reads or writes
 
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.call import Call
-from pyggml.graph.dtypes import BF16, DTYPES, F16, F32, I32, I64, Q8_0, DType
+from pyggml.graph.dtypes import BF16, DTYPES, F16, F32, I32, Q8_0, DType
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, Sample, Spec, op, widen
 from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.jit import JIT, BlockCode, kernel
-from pyggml.jit.tasks import SHARE, code_for, launch, tuple_stage
 from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel, onto_first
-from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
+from pyggml.ops.expect import expect, expect_gapless
 from pyggml.ops.layout.cpy import cpy
 from pyggml.ops.layout.layout import dup, reshape
+from pyggml.ops.layout.row_numbers import (
+    are_rows,
+    by_shares,
+    check_batch,
+    expect_ids,
+    ids_by_batch,
+    row_numbers,
+)
 from pyggml.quants import QUANTS, UNPACK, NoPack, Quant, quantize
 from pyggml.quants.bits import float_to_bf16, float_to_f16
 from pyggml.quants.types.blocks32 import pack_q8_0
@@ -66,73 +72,15 @@ def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:
     return SET_ROWS(dst, src, ids)
 
 
-def _expect_ids(name: str, ids: Tensor) -> None:
-    if ids.dtype is not I64:
-        expect_type(name, "ids", ids, I32)
-
-
-def _check_batch(name: str, ids: Tensor, batch: Shape) -> None:
-    first = ids.shape[: len(batch)]
-    if len(first) < len(batch) or any(
-        i == 0 or n == 0 or n % i for n, i in zip(batch, first, strict=True)
-    ):
-        raise ShapeError(f"{name}: ids is {ids!r}, whose first axes do not divide {list(batch)}")
-
-
-def _row_numbers(op_name: str, ids: np.ndarray, batch: Shape, n_rows: int) -> np.ndarray:
-    """The row of each id, (n,) int64, counted over all batches one after the other."""
-    check_ids(op_name, ids, n_rows)
-    if not batch:
-        return ids.reshape(-1).astype(np.int64)
-    counts = [n // i for n, i in zip(batch, ids.shape, strict=False)]
-    spread = np.tile(ids, (*counts, *(1,) * (ids.ndim - len(batch)))).reshape(prod(batch), -1)
-    return (spread + n_rows * np.arange(len(spread))[:, None]).reshape(-1)
-
-
-@kernel
-def _are_rows(numbers, n_rows, rising):
-    """Whether all numbers are rows; rising: and in order, none of them twice."""
-    before = -1
-    for number in numbers:
-        if not (before if rising else -1) < number < n_rows:
-            return False
-        before = number
-    return True
-
-
-def _check_task(arguments, task, thread):
-    ids, n_rows, rising, n_shares, word = arguments[0]
-    word[0] = n_shares if _are_rows(ids, n_rows, rising) else -1
-
-
-def _by_shares(
-    task: Callable, values: tuple[Any, ...], n_rows: int, rising: bool, instead: Callable[[], None]
-) -> Call:
-    """The call of a task that takes a share of some rows. It reads these values, of which the third
-    are the rows' numbers, and how many rows a share has.
-
-    instead: what is done if a number is no row or, where that is asked for, they do not rise
-    """
-    ids, per = values[2], max(1, SHARE // max(1, values[0].shape[1]))
-    word = np.zeros(1, np.int64)
-    check = ids, n_rows, int(rising), -(-ids.size // per), word
-    values = *values, per
-    return Call(
-        launch,
-        tuple_stage(code_for(_check_task, check), check, 1),
-        tuple_stage(code_for(task, values), values, word, instead),
-    )
-
-
 # -- get_rows -----------------------------------------------------------------------------------
 
 
 def _get_rows_spec(table: Tensor, ids: Tensor) -> Spec:
-    _expect_ids("get_rows", ids)
+    expect_ids("get_rows", ids)
     if len(table.shape) < 2:
         raise ShapeError(f"get_rows: table is {table!r}, wanted 2 or more axes")
     *batch, _, n = table.shape
-    _check_batch("get_rows", ids, tuple(batch))
+    check_batch("get_rows", ids, tuple(batch))
     if table.dtype.name not in QUANTS and table.dtype is not I32:
         raise ShapeError(f"get_rows: rows of {table!r} cannot be unpacked")
     shape = (*batch, *ids.shape[len(batch) :], n)
@@ -159,7 +107,7 @@ def gather_rows(
     n_blocks: int,
 ) -> None:
     """out = the rows `ids` of a table of bytes, unpacked."""
-    numbers = _row_numbers("get_rows", ids, batch, len(table) // prod(batch))
+    numbers = row_numbers("get_rows", ids, batch, len(table) // prod(batch))
     if JIT:
         _gather(out, table, numbers, unpack.address, n_blocks, 0, numbers.size)
     else:
@@ -183,19 +131,13 @@ def _get_rows_run(site: Site) -> Call:
     if batch or not JIT or not ids.flags.c_contiguous:
         return whole
     arrays = out, packed, ids.reshape(-1), unpack.address, n_blocks
-    return _by_shares(_gather_task, arrays, len(packed), False, whole)
-
-
-def _ids_by_batch(ids: np.ndarray, batch: Shape) -> Iterator[tuple[Shape, np.ndarray]]:
-    """For the references: (batch, the ids of that batch)."""
-    for b in np.ndindex(*batch):
-        yield b, ids[tuple(i % n for i, n in zip(b, ids.shape, strict=False))]
+    return by_shares(_gather_task, arrays, len(packed), False, whole)
 
 
 def _get_rows_ref(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
     batch = table.shape[:-2]
     y = np.empty((*batch, *ids.shape[len(batch) :], table.shape[-1]), table.dtype)
-    for b, own in _ids_by_batch(ids, batch):
+    for b, own in ids_by_batch(ids, batch):
         y[b] = table[b][own]
     return y
 
@@ -231,8 +173,8 @@ cpu_kernel(GET_ROWS, _get_rows_run)
 
 
 def _get_rows_back_spec(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape) -> Spec:
-    _expect_ids("get_rows_back", ids)
-    _check_batch("get_rows_back", ids, batch)
+    expect_ids("get_rows_back", ids)
+    check_batch("get_rows_back", ids, batch)
     expect("get_rows_back", "dy", dy, (*batch, *ids.shape[len(batch) :], *dy.shape[-1:]))
     return Spec((*batch, n_rows, dy.shape[-1]))
 
@@ -248,7 +190,7 @@ def _add_rows(table, dy, numbers):
 
 
 def _scatter(table: np.ndarray, dy: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int) -> None:
-    _add_rows(table, dy, _row_numbers("get_rows_back", ids, batch, n_rows))
+    _add_rows(table, dy, row_numbers("get_rows_back", ids, batch, n_rows))
 
 
 def _get_rows_back_run(site: Site) -> Call:
@@ -260,7 +202,7 @@ def _get_rows_back_run(site: Site) -> Call:
 
 def _get_rows_back_ref(dy: np.ndarray, ids: np.ndarray, n_rows: int, batch: Shape) -> np.ndarray:
     table = np.zeros((*batch, n_rows, dy.shape[-1]))
-    for b, own in _ids_by_batch(ids, batch):
+    for b, own in ids_by_batch(ids, batch):
         np.add.at(table[b], own, dy[b])
     return table
 
@@ -320,7 +262,7 @@ def _add_sums(table, dy, numbers, order, total):
 def _scatter_sums(
     table: np.ndarray, dy: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int, total: np.ndarray
 ) -> None:
-    numbers = _row_numbers("get_rows_back_add", ids, batch, n_rows)
+    numbers = row_numbers("get_rows_back_add", ids, batch, n_rows)
     _add_sums(table, dy, numbers, np.argsort(numbers, kind="stable"), total)
 
 
@@ -368,12 +310,12 @@ def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
     if pack is None or isinstance(pack, NoPack):
         reason = "" if pack is None else f", but {pack.reason}"
         raise ShapeError(f"set_rows: dst is {dst!r}, wanted a type that is written{reason}")
-    _expect_ids("set_rows", ids)
+    expect_ids("set_rows", ids)
     n_batch = len(ids.shape) - 1
     if not 0 <= n_batch < len(dst.shape):
         raise ShapeError(f"set_rows: ids is {ids!r}, wanted 1 to {len(dst.shape)} axes")
     batch, row = dst.shape[:n_batch], dst.shape[n_batch + 1 :]
-    _check_batch("set_rows", ids, batch)
+    check_batch("set_rows", ids, batch)
     if prod(row) % dst.dtype.block:
         raise ShapeError(f"set_rows: rows of {prod(row)} numbers of {dst!r} share blocks")
     expect("set_rows", "src", src, (*batch, ids.shape[-1], *row))
@@ -440,8 +382,8 @@ def _overwrite(
 ) -> None:  # fmt: skip
     """Write the rows. Ids commonly rise, which proves them valid; others are checked one by one."""
     numbers = ids
-    if batch or not _are_rows(ids, n_rows, True):
-        numbers = _row_numbers("set_rows", ids, batch, n_rows)
+    if batch or not are_rows(ids, n_rows, True):
+        numbers = row_numbers("set_rows", ids, batch, n_rows)
         distinct, counts = np.unique(numbers, return_counts=True)
         if distinct.size < numbers.size:
             raise PyggmlError(f"set_rows: id {distinct[counts > 1][0] % n_rows} is named twice")
@@ -495,7 +437,7 @@ def _set_rows_run(site: Site) -> Call:
     whole = Call(_overwrite, put, dst, src, *where)
     if batch or not JIT:
         return whole
-    return _by_shares(task, (dst, src, ids), n_rows, True, whole)
+    return by_shares(task, (dst, src, ids), n_rows, True, whole)
 
 
 _WRITERS: dict[DType, tuple[Callable[..., None], Callable[..., None]]] = {
@@ -509,7 +451,7 @@ _AT_ONCE = 1 << 15  # numbers that one thread packs
 
 def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarray:
     out = dst.copy()
-    for b, own in _ids_by_batch(ids, dst.shape[: ids.ndim - 1]):
+    for b, own in ids_by_batch(ids, dst.shape[: ids.ndim - 1]):
         out[b][own] = src[b]
     return out
 

@@ -23,24 +23,26 @@ from pyggml.backends.cuda.code.formulas import QUICK, device_formula
 from pyggml.backends.cuda.code.fours import eights
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.lora.operands import in_words
-from pyggml.backends.cuda.ops.lora.wide import (
-    COLUMNS,
+from pyggml.backends.cuda.ops.lora.thin_tiles import (
     ROWS,
     TILE_COLUMNS,
-    BlockForm,
-    add_up,
     adder,
     clear_tiles,
-    columns,
-    form_of,
     hold,
-    no_barrier,
-    no_cluster,
     put_held,
     put_tiles,
+    tiles_of,
+)
+from pyggml.backends.cuda.ops.lora.wide import (
+    COLUMNS,
+    BlockForm,
+    add_up,
+    columns,
+    form_of,
+    no_barrier,
+    no_cluster,
     sharer,
     tickets_of,
-    tiles_of,
     total_tiles,
     width,
 )

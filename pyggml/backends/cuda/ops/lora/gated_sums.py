@@ -22,16 +22,14 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.ops.lora.gated import eight_gradients
 from pyggml.backends.cuda.ops.lora.nodes import GATED_GRADIENTS, GRADIENT_OF_A, GRADIENT_OF_B
 from pyggml.backends.cuda.ops.lora.thin_sums import pair, place_in_eights
-from pyggml.backends.cuda.ops.lora.wide import (
-    COLUMNS,
-    MANY_ROWS,
+from pyggml.backends.cuda.ops.lora.thin_tiles import (
     ROWS,
     TILE_COLUMNS,
-    columns,
     from_columns,
     hold,
     put_held,
 )
+from pyggml.backends.cuda.ops.lora.wide import COLUMNS, MANY_ROWS, columns
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn

@@ -25,21 +25,17 @@ from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import ALL
 from pyggml.backends.cuda.ops.lora.nodes import WIDE_GRADIENT, WIDE_ROWS
 from pyggml.backends.cuda.ops.lora.operands import in_words
-from pyggml.backends.cuda.ops.lora.wide import (
-    COLUMNS,
-    MANY_ROWS,
+from pyggml.backends.cuda.ops.lora.thin_tiles import (
     ROWS,
     TILE_COLUMNS,
-    TOGETHER,
     adder,
     clear_tiles,
-    columns,
     hold,
     put_held,
     put_tiles,
-    sharer,
     tiles_of,
 )
+from pyggml.backends.cuda.ops.lora.wide import COLUMNS, MANY_ROWS, TOGETHER, columns, sharer
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near

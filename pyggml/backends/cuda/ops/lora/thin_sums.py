@@ -17,7 +17,8 @@ import numpy as np
 from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.formulas import ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
-from pyggml.backends.cuda.ops.lora.wide import COLUMNS, MANY_ROWS, ROWS, TILE_COLUMNS, columns
+from pyggml.backends.cuda.ops.lora.thin_tiles import ROWS, TILE_COLUMNS
+from pyggml.backends.cuda.ops.lora.wide import COLUMNS, MANY_ROWS, columns
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import follow, follower
 from pyggml.backends.cuda.runtime.kernel import CudaKernel, CudaSite, OwnOp, is_of
