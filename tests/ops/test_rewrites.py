@@ -6,7 +6,7 @@ from arenas import bound
 from numba.core import config
 from processes import python
 
-from pyggml import ops
+from pyggml import ops, threads
 from pyggml.alloc import plan
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cpu.rewrites.joint_backs import JOINT_BACK
@@ -345,6 +345,20 @@ def test_thin_products_stand_before_packed_ones_of_their_source():
     assert [d is F16 for d in products] == [False, False, True, True]
     assert rewritten.outputs == graph.outputs
     assert same_bits(as_it_is(rewritten), as_it_is(graph))
+
+
+def test_packed_products_of_a_source_follow_one_another_where_threads_are_many(monkeypatch):
+    x = ops.scale(normal(T, N), 2.0)
+    ws = [leaf(RNG.standard_normal((n, N)).astype(np.float16)) for n in (FF, N)]
+    graph = Graph.of(*(ops.sqr(ops.mul_mat(w, x)) for w in ws))
+    monkeypatch.setattr(threads, "most", lambda: 2)
+    assert thin_first(graph) is graph
+    monkeypatch.setattr(threads, "most", lambda: 4)
+    rewritten = thin_first(graph)
+    assert [t.op.name for t in graph.nodes] == ["scale", "mul_mat", "sqr", "mul_mat", "sqr"]
+    assert [t.op.name for t in rewritten.nodes] == ["scale", "mul_mat", "mul_mat", "sqr", "sqr"]
+    assert same_bits(as_it_is(rewritten), as_it_is(graph))
+    assert thin_first(rewritten) is rewritten
 
 
 def test_wide_float_matrices_and_lone_products_stay():
