@@ -81,7 +81,12 @@ class _Chain:
         return any(a.excludes(b) for a, b in product(parts, stage.touches))
 
     def take(self, stage: TaskStage, n_threads: int) -> bool:
-        """Add a stage, if it waits for these piece by piece, and all threads still have tasks."""
+        """Add a stage, if it waits for these piece by piece, and all threads still have tasks; or
+        if both are one task."""
+        if self.stages[0].touches and self.n_tasks == stage.n_tasks == 1:
+            self.stages.append(stage)
+            self.n.append(1)
+            return True
         ratios = set[tuple[int, int] | None]()
         for own, n in zip(self.stages, self.n, strict=True):
             for a, b in product(own.touches, stage.touches):

@@ -58,6 +58,8 @@ A, B, C = 0, 1000, 2000  # arrays of 960 bytes
         ([(8, (part(A, 960, 120),)), (8, (part(A, 960, 0, True),))], [[[0]], [[1]]]),
         # too few tasks for the threads
         ([(8, (part(A, 960, 120),)), (1, (part(A, 960, 960),))], [[[0]], [[1]]]),
+        # both one task
+        ([(1, (part(A, 960),)), (1, (part(A, 960, 0, True), part(B, 960)))], [[[0, 1]]]),
         # nothing in common; both only read it
         ([(8, (part(A, 960, 120),)), (4, (part(B, 960, 240),))], [[[1], [0]]]),
         ([(8, (part(A, 960, 0, True),)), (4, (part(A, 960, 0, True),))], [[[1], [0]]]),

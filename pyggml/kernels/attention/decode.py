@@ -1,8 +1,9 @@
 """The path `decode`: attention of a few queries over many keys, as when text is generated.
 
-The keys that a query sees are split (flash decoding, Dao et al. 2023). A task takes one query, all
-of its heads and one split, so that keys and values are read once, in memory order. It leaves the
-largest score m, Σ e^(s − m) and Σ e^(s − m) v of each head. Then each head's splits are joined. The
+The keys that a query sees are split (flash decoding, Dao et al. 2023). A task takes one query and
+one split, so that keys and values are read once, in memory order: for all heads or, where threads
+would be without a task, for some. It leaves the largest score m, Σ e^(s − m) and Σ e^(s − m) v of
+each head. Then each head's splits are joined, by the same task where there is one split alone. The
 split depends on the number of keys only.
 
 Keys and values that are both float32, both float16 or both Q8_0 are read as they lie. Those of
@@ -16,6 +17,7 @@ import numpy as np
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32, Q8_0
 from pyggml.jit import kernel
+from pyggml.jit.cores import n_cores
 from pyggml.jit.frames import (
     Bytes2,
     Bytes3,
@@ -55,6 +57,7 @@ from pyggml.sizes import round_up
 
 _FEWEST_KEYS = 64  # of a split
 _MOST_SPLITS = 32
+_TASKS = 2  # of a thread, if heads are enough
 _CHUNK = 32  # keys that are unpacked at once; whole tiles
 _TOP, _NORM, _SCORES = 0, 1, 2  # in a head's part, after its DV sums: m, Σ e^(s − m), scores
 _LINE = 16  # floats of a cache line
@@ -71,6 +74,8 @@ class Decode(Frame):
     scale: Float
     queries: Ints1  # the numbers of those that are taken
     counts: Longs1  # of these queries, of splits of the one that sees the most keys; of tasks
+    k_heads: Int  # key heads
+    most_tasks: Int  # to which heads are shared out
     parts: Floats3  # of query j and split i: (H, DV sums, m, Σ, the scores) at j · splits + i
 
 
@@ -133,18 +138,18 @@ def _add_values(part, at, d, v, first, n, h, g):
 
 
 @kernel
-def _score_keys(part, at, q, k, first, n, after):
+def _score_keys(part, at, q, k, first, n, after, heads):
     """part[h, at + j] = q[h]·k[first + j] for n keys; q (H, D). Heads are taken by twos, or one.
 
-    after: address of what is read after them
+    after: address of what is read after them; heads: the first, and the one past the last
     """
-    n_heads, d = q.shape
-    repeats = n_heads // k.shape[1]
+    d = q.shape[1]
+    repeats = q.shape[0] // k.shape[1]
     row, q_row = 4 * part.shape[1], 4 * d
     to, of = part.ctypes.data, q.ctypes.data
     for j in range(0, n, KEYS):
         last = n - 1 - j
-        for h in range(0, n_heads, 2 - repeats % 2):
+        for h in range(heads[0], heads[1], 2 - repeats % 2):
             keys = Keys(first + j, h // repeats, last, after)
             scores, queries = (
                 HeadRows(to + h * row + 4 * (at + j), row),
@@ -154,26 +159,25 @@ def _score_keys(part, at, q, k, first, n, after):
                 score_tile(1, k, keys, scores, queries)
             else:
                 score_tile(2, k, keys, scores, queries)
-    for h in range(n_heads if d % LANES else 0):
+    for h in range(heads[0], heads[1] if d % LANES else 0):
         _add_scores(part, at, q, k, first, n, h, h // repeats)
 
 
 @kernel
-def _sum_values(part, at, v, first, n, dv):
+def _sum_values(part, at, v, first, n, dv, heads):
     """part[h, :dv] += Σ_j part[h, at + j] · v[first + j] for n keys."""
-    n_heads = part.shape[0]
-    repeats = n_heads // v.shape[1]
+    repeats = part.shape[0] // v.shape[1]
     row, to, after = 4 * part.shape[1], part.ctypes.data, v[first].ctypes.data
     for j in range(0, n, KEYS):
         last = n - 1 - j
-        for h in range(0, n_heads, 2 - repeats % 2):
+        for h in range(heads[0], heads[1], 2 - repeats % 2):
             keys = Keys(first + j, h // repeats, last, after)
             sums, weights = HeadRows(to + h * row, row), HeadRows(to + h * row + 4 * (at + j), row)
             if repeats % 2:
                 value_tile(1, v, keys, sums, weights)
             else:
                 value_tile(2, v, keys, sums, weights)
-    for h in range(n_heads if dv % LANES else 0):
+    for h in range(heads[0], heads[1] if dv % LANES else 0):
         _add_values(part, at, dv, v, first, n, h, h // repeats)
 
 
@@ -192,11 +196,11 @@ def _weigh(part, dv, n, scale):
 
 
 @kernel
-def _one_split(part, q, k, v, first, n, dv, scale):
-    """part (H, …) for the keys first … first + n."""
-    _score_keys(part, dv + _SCORES, q, k, first, n, v[first].ctypes.data)
-    _weigh(part, dv, n, scale)
-    _sum_values(part, dv + _SCORES, v, first, n, dv)
+def _one_split(part, q, k, v, first, n, dv, scale, heads):
+    """part (H, …) for the keys first … first + n, and some heads."""
+    _score_keys(part, dv + _SCORES, q, k, first, n, v[first].ctypes.data, heads)
+    _weigh(part[heads[0] : heads[1]], dv, n, scale)
+    _sum_values(part, dv + _SCORES, v, first, n, dv, heads)
 
 
 @kernel
@@ -219,37 +223,67 @@ def _join(o, parts, h):
     return top + np.log(norm)
 
 
+@kernel
+def _join_head(f, j, h):
+    """One head of one query, from its splits."""
+    t = f.queries[j]
+    n_seen = max(f.span[t, 1] - f.span[t, 0], 0)
+    n_keys = _keys_of(n_seen)
+    n_parts, first = (n_seen + n_keys - 1) // n_keys, j * f.counts[_SPLITS_OF_ONE]
+    if n_parts > 0:
+        f.lse[h, t] = _join(f.o[t, h], f.parts[first : first + n_parts], h)
+    else:
+        fill(f.o[t, h], np.float32(0))
+        f.lse[h, t] = NO_KEYS
+
+
 @task_code(Decode)
 def _count_task(f, task, thread):
     """How many tasks there are: only for keys that some query sees. In a half-filled cache, one
     thread would get all tasks without keys."""
-    n, most = f.counts[_QUERIES], 0
+    n, most, n_key_heads = f.counts[_QUERIES], 0, f.k_heads
     for j in range(n):
         n_seen = max(f.span[f.queries[j], 1] - f.span[f.queries[j], 0], 0)
         n_keys = _keys_of(n_seen)
         most = max(most, (n_seen + n_keys - 1) // n_keys)
+    of_task = max(1, n_key_heads * n * most // f.most_tasks)  # key heads
+    n_groups = (n_key_heads + of_task - 1) // of_task
     f.counts[_SPLITS_OF_ONE] = most
-    f.counts[_SPLIT_TASKS], f.counts[_JOIN_TASKS] = n * most, n * f.o.shape[1]
+    f.counts[_SPLIT_TASKS] = n * most * n_groups
+    f.counts[_JOIN_TASKS] = 0 if most == 1 else n * f.o.shape[1]
 
 
 @kernel
 def _split_of(f, task):
-    """(the query, its part, the first key, how many) of a task; no key if the query sees fewer.
-    Neighbouring tasks are of different queries, so that every thread gets some with many keys."""
-    n = f.counts[_QUERIES]
-    j, i = task % n, task // n
-    t = f.queries[j]
+    """(the query's place, its part, the first key, how many; the heads from and to which) of a
+    task; no key if the query sees fewer. Neighbouring tasks are of different queries, so that every
+    thread gets some with many keys."""
+    n, most = f.counts[_QUERIES], f.counts[_SPLITS_OF_ONE]
+    n_groups = f.counts[_SPLIT_TASKS] // (n * most)
+    j, i, group = task % n, task // n % most, task // (n * most)
+    t, n_heads = f.queries[j], f.o.shape[1]
     start, stop = f.span[t, 0], f.span[t, 1]
     n_keys = _keys_of(stop - start)
     first = start + i * n_keys
-    return t, j * f.counts[_SPLITS_OF_ONE] + i, first, min(n_keys, stop - first)
+    of_task = (f.k_heads + n_groups - 1) // n_groups * (n_heads // f.k_heads)
+    heads = min(group * of_task, n_heads), min((group + 1) * of_task, n_heads)
+    return j, j * most + i, first, min(n_keys, stop - first), heads
+
+
+@kernel
+def _join_one(f, j, heads):
+    """The heads of a task, if no other task has a split of a query's keys."""
+    for h in range(heads[0], heads[1] if f.counts[_SPLITS_OF_ONE] == 1 else 0):
+        _join_head(f, j, h)
 
 
 def _split_task(f, task, thread):
     """One split of one query's keys."""
-    t, part, first, n = _split_of(f, task)
+    j, part, first, n, heads = _split_of(f, task)
     if n > 0:
-        _one_split(f.parts[part], f.q[t], f.k, f.v, first, n, f.o.shape[2], f.scale)
+        q, dv = f.q[f.queries[j]], f.o.shape[2]
+        _one_split(f.parts[part], q, f.k, f.v, first, n, dv, f.scale, heads)
+    _join_one(f, j, heads)
 
 
 @kernel
@@ -261,19 +295,20 @@ def _unpack(chunk, rows, first, n, code, n_blocks):
 @task_code(DecodePacked)
 def _packed_task(f, task, thread):
     """As _split_task, its keys and values unpacked chunk by chunk."""
-    t, i, first, n = _split_of(f, task)
-    part, q, dv = f.parts[i], f.q[t], f.o.shape[2]
+    j, i, first, n, heads = _split_of(f, task)
+    part, q, dv = f.parts[i], f.q[f.queries[j]], f.o.shape[2]
     k, v, at = f.k_chunk[thread], f.v_chunk[thread], dv + _SCORES
-    for j in range(0, n, _CHUNK):
-        own = min(_CHUNK, n - j)
-        _unpack(k, f.k, first + j, own, f.unpack_k, f.k_blocks)
-        _score_keys(part, at + j, q, k, 0, own, k.ctypes.data)
+    for c in range(0, n, _CHUNK):
+        own = min(_CHUNK, n - c)
+        _unpack(k, f.k, first + c, own, f.unpack_k, f.k_blocks)
+        _score_keys(part, at + c, q, k, 0, own, k.ctypes.data, heads)
     if n > 0:
         _weigh(part, dv, n, f.scale)
-    for j in range(0, n, _CHUNK):
-        own = min(_CHUNK, n - j)
-        _unpack(v, f.v, first + j, own, f.unpack_v, f.v_blocks)
-        _sum_values(part, at + j, v, 0, own, dv)
+    for c in range(0, n, _CHUNK):
+        own = min(_CHUNK, n - c)
+        _unpack(v, f.v, first + c, own, f.unpack_v, f.v_blocks)
+        _sum_values(part, at + c, v, 0, own, dv, heads)
+    _join_one(f, j, heads)
 
 
 _SPLITS = {
@@ -285,16 +320,7 @@ _SPLITS = {
 @task_code(Decode)
 def _join_task(f, task, thread):
     """One head of one query."""
-    j, h = task // f.o.shape[1], task % f.o.shape[1]
-    t = f.queries[j]
-    n_seen = max(f.span[t, 1] - f.span[t, 0], 0)
-    n_keys = _keys_of(n_seen)
-    n_parts, first = (n_seen + n_keys - 1) // n_keys, j * f.counts[_SPLITS_OF_ONE]
-    if n_parts > 0:
-        f.lse[h, t] = _join(f.o[t, h], f.parts[first : first + n_parts], h)
-    else:
-        fill(f.o[t, h], np.float32(0))
-        f.lse[h, t] = NO_KEYS
+    _join_head(f, task // f.o.shape[1], task % f.o.shape[1])
 
 
 # -- binding ------------------------------------------------------------------------------------
@@ -329,6 +355,7 @@ def _of_some(
 ) -> tuple[TaskStage, ...]:
     common: dict[str, Any] = dict(o=a.o, lse=a.lse, q=a.q, span=a.span, **scratch)
     common |= {"queries": queries.numbers, "counts": queries.counts, "scale": float(a.scale)}
+    common |= {"k_heads": p.n_key_heads, "most_tasks": _TASKS * n_cores() if _reads(p) else 1}
     f: Decode
     if _reads(p):
         code, frame = _SPLITS[p.key_type]

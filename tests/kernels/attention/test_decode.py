@@ -103,6 +103,20 @@ def test_scores_far_apart_do_not_overflow(rng):
     assert np.isfinite(lse).all()
 
 
+@pytest.mark.parametrize("span", [[(0, 50)], [(9, 9), (0, 64)], [(0, 700), (10, 400), (0, 1)]])
+@pytest.mark.parametrize("heads", [(12, 3), (5, 5)])
+def test_heads_are_shared_out_to_many_threads_with_the_same_bits(heads, span, rng, monkeypatch):
+    a = in_float16(arrays(rng, len(span), 700, span, heads))
+    results = []
+    for n in (1, 2, 3, 64):
+        monkeypatch.setattr(decode, "_TASKS", n)
+        monkeypatch.setattr(decode, "n_cores", lambda: 1)
+        results.append(decoded(a))
+    for o, lse in results[1:]:
+        np.testing.assert_array_equal(o, results[0][0])
+        np.testing.assert_array_equal(lse, results[0][1])
+
+
 def test_threads_change_no_bit(rng):
     a, before = arrays(rng, 3, 700, [(0, 700), (10, 400), (0, 1)]), threads.get()
     wanted = decoded(a)
