@@ -171,11 +171,16 @@ class _Pieces:
         )  # fmt: skip
 
     def _share(self) -> None:
-        """Enter what nodes share, alive from the first of them to the last."""
-        places = self.graph.places
+        """Enter what nodes share, alive from the first of them to the last; a little, longer."""
+        places, end = self.graph.places, len(self.graph.nodes) - 1
         for scratch, nodes in sharing(self.graph, self.backend):
-            self.lives[scratch] = Lifetime(places[nodes[0]], places[nodes[-1]])
+            last = min(places[nodes[-1]] + self._waits(scratch.n_bytes), end)
+            self.lives[scratch] = Lifetime(places[nodes[0]], last)
             self.shared |= dict.fromkeys(nodes, scratch)
+
+    def _waits(self, n_bytes: int) -> int:
+        """How many of the next nodes run before scratch is free again."""
+        return self.backend.beside if n_bytes <= _SMALL else 0
 
     def _walk(self) -> None:
         taken: set[Tensor] = set()  # of what is shared
@@ -193,8 +198,7 @@ class _Pieces:
             if n_bytes:
                 self.n_scratch[node] = n_bytes
                 self.steps.append((_SCRATCH, node, n_bytes))
-                waits = self.backend.beside if n_bytes <= _SMALL else 0
-                back[i + waits].append((_SCRATCH_BACK, node, n_bytes))
+                back[i + self._waits(n_bytes)].append((_SCRATCH_BACK, node, n_bytes))
             self.steps += back.pop(i, ()) if self.reuse else ()
             if self.reuse:
                 self._release(i)

@@ -52,9 +52,10 @@ def test_products_of_one_source_share_its_packing(compute, rng):
     assert groups(p) == [[t for t in p.graph.nodes if t in (one, other, sum_)]]
     scratch = p.shared[one]
     assert scratch.op is SHARED and scratch.src == (one,)
+    after = p.graph.nodes.index(sum_) + CPU.beside  # which may run beside it
     assert (p.lives[scratch].first, p.lives[scratch].last) == (
         p.graph.nodes.index(one),
-        p.graph.nodes.index(sum_),
+        min(after, len(p.graph.nodes) - 1),
     )
     separate = plan(p.graph, p.backend, share=False)
     assert not separate.shared

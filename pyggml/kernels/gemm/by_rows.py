@@ -1,9 +1,8 @@
 """y[T, N] (+)= x[T, K] · W[N, K]ᵀ in integers, row by row of W as it lies, any quantised type.
 
-x is rounded to bytes (pyggml.kernels.gemm.int_pack), and some tokens at once meet a row
-(pyggml.kernels.gemm.int_dots). A task takes some rows and some tokens, and rounds those itself: a
-twentieth of its time, and no other task is waited for. A token has the same products beside any
-others.
+x is rounded to bytes (pyggml.kernels.gemm.int_pack), once for all products with weights of a type
+that read it; then a task takes some rows, each of which meets some tokens at once
+(pyggml.kernels.gemm.int_dots). A token has the same products beside any others.
 
 Tiles are faster for more than a few tokens. Without VNNI this makes as many operations a second as
 tiles of float32 make of 64 tokens and more, twice as many as they do of one to eight, and up to 24
@@ -16,9 +15,9 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Floats2, Int
+from pyggml.jit.frames import Floats1, Floats2, Int
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.scratch import Layout, per_thread
+from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, of_threads, stage, task_code, whole
 from pyggml.kernels.gemm.few import put_products
 from pyggml.kernels.gemm.frames import Product, block_matrix
@@ -31,21 +30,19 @@ from pyggml.sizes import round_up
 # Tokens at most, measured. Four and more are of paths that stand above, if those take the type.
 MOST = 32 if CHOSEN.byte_pairs else 8
 TOGETHER = 4  # tokens whose sums leave registers for a unit of a row
-TASK_ROWS, TASK_TOKENS = 256, 64  # at most, of one task
-CLOSE_ROWS = 32  # that all tokens of a task meet before the next: they stay in the second cache
-_TASKS = 2  # of a thread, where rows are few
+TASK_ROWS = 256  # at most, of one task
+CLOSE_ROWS = 32  # that all tokens meet before the next: they stay in the second cache
+_TASKS = 4  # of a thread, where rows are few
 
 
 class RowProduct(Product):
-    """A product row by row. A task takes `rows` rows of W, and one of n_shares shares of tokens."""
+    """A product row by row. A task takes `rows` rows of W."""
 
     rows: Int
-    n_shares: Int
     n_threads: Int
     group_bytes: Int  # packed tokens that are multiplied at once
-    # of each thread
-    dots: Floats2  # each token's dot products, TASK_ROWS apart
-    packed: Floats2  # the tokens of a task
+    packed_a: Floats1
+    dots: Floats2  # of each thread: each token's dot products, TASK_ROWS apart
 
 
 @kernel
@@ -54,35 +51,39 @@ def _ahead(f, task, row, last):
     thread's, it is the thread's next task; if it has none, what it has read."""
     if (last - row) * f.w.row_bytes > AHEAD:
         return AHEAD
-    after = (task + f.n_threads) // f.n_shares * f.rows
+    after = (task + f.n_threads) * f.rows
     return AHEAD + (after - last) * f.w.row_bytes if after < f.n else 0
 
 
 @cache
+def _pack_code(kind: int, n_tokens: int) -> Code:
+    """The task that packs a token for rows of type WHOLE_TYPES[kind], n_tokens at once; the last
+    one is taken again where there are fewer."""
+
+    def pack_task(f, task, thread):
+        x = f.a[min(task, f.m - 1) * f.lda :].ctypes.data
+        to = f.packed_a.ctypes.data + task // n_tokens * f.group_bytes
+        pack_token(kind, n_tokens, to, task % n_tokens, x, f.k)
+
+    return task_code(RowProduct, exact=True)(pack_task)
+
+
+@cache
 def _task(kind: int, n_tokens: int) -> Code:
-    """The task for rows of type WHOLE_TYPES[kind], n_tokens at once; the last token is taken again
-    where there are fewer."""
+    """The task that multiplies some rows of this type with all tokens."""
 
     def task_of_rows(f, task, thread):
-        first, last = task // f.n_shares * f.rows, min((task // f.n_shares + 1) * f.rows, f.n)
-        t0 = task % f.n_shares * TASK_TOKENS
-        n = min(TASK_TOKENS, f.m - t0)
-        n_groups = (n + n_tokens - 1) // n_tokens
-        packed = f.packed[thread].ctypes.data
-        for t in range(n_groups * n_tokens):
-            x, to = f.a[(t0 + min(t, n - 1)) * f.lda :], packed + t // n_tokens * f.group_bytes
-            pack_token(kind, n_tokens, to, t % n_tokens, x.ctypes.data, f.k)
+        first, last = task * f.rows, min((task + 1) * f.rows, f.n)
         for start in range(first, last, CLOSE_ROWS):
-            for group in range(n_groups):
+            for group in range((f.m + n_tokens - 1) // n_tokens):
                 to = f.dots[thread, group * n_tokens * TASK_ROWS + start - first :].ctypes.data
-                x = packed + group * f.group_bytes
+                x = f.packed_a.ctypes.data + group * f.group_bytes
                 for i in range(min(CLOSE_ROWS, last - start)):
                     row = f.w.address + (start + i) * f.w.row_bytes
                     ahead = _ahead(f, task, start + i, last)
                     int_dots(kind, n_tokens, to + 4 * i, 4 * TASK_ROWS, row, x, ahead, f.k)
-        for t in range(n):
-            dots = f.dots[thread, t * TASK_ROWS : t * TASK_ROWS + last - first]
-            put_products(f, t0 + t, first, dots)
+        for t in range(f.m):
+            put_products(f, t, first, f.dots[thread, t * TASK_ROWS : t * TASK_ROWS + last - first])
 
     # Exact: else the order of a token's sums might depend on n_tokens.
     return task_code(RowProduct, exact=True)(task_of_rows)
@@ -96,25 +97,32 @@ def _takes(p: Problem) -> bool:
 
 
 def _layout(p: Problem) -> Layout:
-    tokens = round_up(min(p.m, TASK_TOKENS), min(p.m, TOGETHER))
+    tokens = round_up(p.m, min(p.m, TOGETHER))
     n = tokens * packed_bytes(p.weight_type.name, p.k) // 4
-    return Layout(dots=per_thread(tokens * TASK_ROWS), packed=per_thread(n))
+    return Layout(dots=per_thread(tokens * TASK_ROWS), packed_a=Array((n,)))
 
 
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
-    w, name = block_matrix(o.b, p.weight_type, 0), p.weight_type.name
-    n_shares, n_tokens = -(-p.m // TASK_TOKENS), min(p.m, TOGETHER)
-    balanced = p.n * n_shares // (_TASKS * len(scratch["packed"]))
-    rows = max(1, min(TASK_ROWS, balanced))
+    w, name, n_tokens = block_matrix(o.b, p.weight_type, 0), p.weight_type.name, min(p.m, TOGETHER)
+    dots, packed_a = scratch["dots"], scratch["packed_a"]
+    rows = max(1, min(TASK_ROWS, p.n // (_TASKS * len(dots))))
     f = RowProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, rows=rows, n_shares=n_shares, n_threads=len(scratch["packed"]),
+        accumulate=o.accumulate, rows=rows, n_threads=len(dots),
         group_bytes=n_tokens * packed_bytes(name, p.k), **scratch,
     )  # fmt: skip
-    code = _task(WHOLE_TYPES.index(name), n_tokens)
-    c, a = whole(f.values["c"], False), whole(f.values["a"])
-    n_tasks = -(-p.n // rows) * n_shares
-    return Call(launch, stage(code, f, n_tasks, c, a, whole(o.b), *of_threads(scratch)))
+    kind, c, a = WHOLE_TYPES.index(name), whole(f.values["c"], False), whole(f.values["a"])
+    pack = stage(
+        _pack_code(kind, n_tokens), f, round_up(p.m, n_tokens), a, whole(packed_a, False)
+    )  # fmt: skip
+    of_threads_ = of_threads({"dots": dots})
+    multiply = stage(
+        _task(kind, n_tokens), f, -(-p.n // rows), c, whole(packed_a), whole(o.b), *of_threads_
+    )
+    return Call(launch, multiply) if o.packing and o.packing.done else Call(launch, pack, multiply)
 
 
-INT8 = ProductPath(name="int8 by rows", takes=_takes, layout=_layout, bind=_bind, most=MOST)
+INT8 = ProductPath(
+    name="int8 by rows", takes=_takes, layout=_layout, bind=_bind, most=MOST, shares=True,
+    packs_by_type=True,
+)  # fmt: skip

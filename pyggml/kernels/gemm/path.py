@@ -97,6 +97,7 @@ class ProductPath:
     layout   (problem) -> its scratch; if `shares`, with an array `packed_a`
     bind     (problem, operands, **arrays of the layout) -> Call
     shares   whether products with the same A can use one packed A, if all take this path
+    packs_by_type  whether those must have W of the same type besides
     joins    whether it also computes what is to be added beside the product
     narrow   whether A may be of bfloat16, and W of float32 that is rounded
     """
@@ -108,6 +109,7 @@ class ProductPath:
     fewest: int = 1
     most: int = ANY
     shares: bool = False
+    packs_by_type: bool = False
     joins: bool = False
     narrow: bool = False
 

@@ -181,4 +181,5 @@ def packing(p: Problem) -> tuple[int, str]:
     path = path_of(p)
     if not path.shares or (p.weight_type is F32 and not p.rounds_w):
         return 0, ""
-    return layout_of(path, p)["packed_a"].n_bytes, path.name
+    form = f"{path.name}, {p.weight_type}" if path.packs_by_type else path.name
+    return layout_of(path, p)["packed_a"].n_bytes, form

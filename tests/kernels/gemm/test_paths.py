@@ -123,7 +123,8 @@ def test_bytes_take_less_scratch_than_floats():
     assert (ints[1], floats[1]) == (FEW_BITS, "f32")
     assert ints[0] < floats[0] / 2
     assert gemm.packing(weight("mul_mat", "F32", "f32")) == (0, "")
-    assert gemm.packing(weight("mul_mat", "Q4_K", "int8", m=1)) == (0, "")
+    one, other = (gemm.packing(weight("mul_mat", t, "int8", m=1)) for t in ("Q4_K", "Q6_K"))
+    assert 0 < one[0] < other[0] and one[1] != other[1]  # each type's order is its own
 
 
 def test_scratch_for_fewer_rows_is_the_most_of_any():
