@@ -6,7 +6,7 @@ problem of few queries. Each goes to the path that would serve it alone: its wor
 keys seen, however large the cache is, and its result that of the sequence alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import pairwise
@@ -15,7 +15,8 @@ import numpy as np
 
 from pyggml.errors import PyggmlError
 from pyggml.graph.call import Call
-from pyggml.jit.frames import Frame, Ints1, Ints2, Longs1, Longs2
+from pyggml.jit import kernel
+from pyggml.jit.frames import Frame, Int, Ints1, Ints2, Longs1, Longs2
 from pyggml.jit.scratch import Array, Layout, Scratch
 from pyggml.jit.tasks import TaskStage, gate, launch, stage, task_code
 from pyggml.kernels.attention.flash_tile import MR
@@ -77,12 +78,36 @@ class _Order(Frame):
     span: Ints2
     few: Ints1  # the numbers of these
     counts: Longs2  # of each group of MOST_TOGETHER of these, first how many they are
-    runs: Longs1  # one number: −1 if there are runs, else 0
+    runs: Longs1  # one number: −1 if there are runs that no stage computes, else 0
+    # Of the stages of one run over the first keys, after which queries see nothing: how many tasks
+    # each has; the same if there is such a run now, else 0; what its queries see.
+    tasks: Longs1
+    tasks_now: Longs1
+    own_span: Ints2
+    n_keys: Int  # of these keys
+
+
+@kernel
+def _is_alone(f, n):
+    """Whether stages are bound to the run of the first n queries: one over the first keys, after
+    which queries see nothing. Then it also writes what they see."""
+    if f.tasks.size == 0 or n < min(f.span.shape[0], _LAST_CHANGE):
+        return False
+    first, last = f.n_keys, 0
+    for i in range(n):
+        first, last = min(first, f.span[i, 0]), max(last, f.span[i, 1])
+    for i in range(n, f.span.shape[0]):
+        if f.span[i, 0] < f.span[i, 1]:
+            return False
+    for i in range(f.span.shape[0]):
+        f.own_span[i, 0] = f.span[i, 0] if i < n else 0
+        f.own_span[i, 1] = f.span[i, 1] if i < n else 0
+    return first == 0 and last <= f.n_keys
 
 
 @task_code(_Order)
 def _order_task(f, task, thread):
-    n, n_few, first = len(f.span), 0, 0
+    n, n_few, first, is_one = len(f.span), 0, 0, False
     f.runs[0] = 0
     while first < n:
         stop = first + 1
@@ -91,12 +116,15 @@ def _order_task(f, task, thread):
                 break
             stop += 1
         if stop - first >= MR:
-            f.runs[0] = -1
+            is_one = first == 0 and _is_alone(f, stop)
+            f.runs[0] = 0 if is_one else -1
         else:
             for t in range(first, stop):
                 f.few[n_few] = t
                 n_few += 1
         first = stop
+    for i in range(f.tasks.size):
+        f.tasks_now[i] = f.tasks[i] if is_one else 0
     for group in range(len(f.counts)):
         f.counts[group, 0] = min(max(n_few - group * MOST_TOGETHER, 0), MOST_TOGETHER)
 
@@ -109,8 +137,6 @@ class _BoundSequences:
         self.lse, self.memory = scratch["lse"], scratch["part"]
         self.few = part_of(p, 1, p.n_keys)[1]
         self.runs: dict[tuple[int, ...], tuple[Forward, Call]] = {}  # the last one used at the end
-        if p.n_queries > MOST_TOGETHER:  # the start of a prompt, most likely
-            self.run_of(0, p.n_queries, 0)
 
     def stages_of_few(self) -> list[TaskStage]:
         """The stages of those queries that are no run, then those that are; none where the path of
@@ -123,12 +149,30 @@ class _BoundSequences:
         few, runs = np.empty(n, np.int32), np.zeros(1, np.int64)
         starts = range(0, n, MOST_TOGETHER)
         counts = np.zeros((len(starts), 4), np.int64)
-        order = _Order(span=self.a.span, few=few, counts=counts, runs=runs)
+        own_span = np.zeros_like(self.a.span)
+        of_one = self._stages_of_one(own_span)
+        tasks = np.array([s.n_tasks for s in of_one], np.int64)
+        now = np.zeros_like(tasks)
+        order = _Order(
+            span=self.a.span, few=few, counts=counts, runs=runs, tasks=tasks, tasks_now=now,
+            own_span=own_span, n_keys=self.p.n_seen,
+        )  # fmt: skip
         stages = [stage(_order_task, order, 1)]
+        for i, each in enumerate(of_one):  # as how many tasks there are is not known
+            stages.append(each._replace(n_tasks=now[i : i + 1], touches=()))
         for start, own in zip(starts, counts, strict=True):
             group = SomeQueries(few[start : start + MOST_TOGETHER], own)
             stages += of_some(most, self.a, scratch, group)
         return [*stages, gate(runs, partial(self.run, True))]
+
+    def _stages_of_one(self, span: np.ndarray) -> Sequence[TaskStage]:
+        """The stages of all queries as one run over the first keys; none where Python would have to
+        be called between them."""
+        p, path = self.part_of(self.p, self.p.n_queries, self.p.n_seen)
+        k, v = self.a.k[: self.p.n_seen], self.a.v[: self.p.n_seen]
+        call = path.call(p, replace(self.a, k=k, v=v, span=span), self.memory)
+        stages = call.arguments if call.kernel is launch else ()
+        return stages if all(isinstance(s.n_tasks, int) for s in stages) else ()
 
     def run(self, runs_alone: bool = False) -> None:
         """Attention of all queries, or of those in runs."""

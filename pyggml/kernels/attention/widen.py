@@ -6,13 +6,15 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
-from pyggml.jit import JIT, parallel, prange
+from pyggml.jit import JIT, kernel
 from pyggml.jit.scratch import Array, Layout, Scratch
+from pyggml.jit.tasks import TaskStage, code_for, launch, pieces, tuple_stage, whole
 from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Forward
 from pyggml.kernels.gemm.microkernel import call_block
 from pyggml.quants import UNPACK
 
 _Copy = tuple[DType, np.ndarray, np.ndarray]  # the type, rows of float32, rows of its bytes
+_ROWS = 16  # of a task
 
 
 def as_bits(a: np.ndarray) -> np.ndarray:
@@ -52,24 +54,39 @@ def after_widening(path: AttentionPath[Forward]) -> AttentionPath[Forward]:
         copies = [
             (kind, to.reshape(len(to), -1), as_bytes(of)) for to, of, kind in kinds if to is not of
         ]
+        if call.kernel is launch:
+            return Call(launch, *(_widening(a.span, *copy) for copy in copies), *call.arguments)
         return Call(_widen_seen, a.span, copies, call)
 
     return AttentionPath(f"{path.name}, widened", path.compiled, takes, layout, bind)
 
 
-def _widen_seen(span: np.ndarray, copies: list[_Copy], call: Call) -> None:
-    """Widen keys up to the last that any query sees: the rest of a cache is empty."""
-    n_seen = int(span[:, 1].max(initial=0))
-    for kind, floats, rows in copies:
-        code, n_blocks = UNPACK[kind.name], floats.shape[1] // kind.block
-        if JIT:
-            _unpack_rows(floats[:n_seen], rows[:n_seen], code.address, n_blocks)
-        else:
-            code(floats[:n_seen], rows[:n_seen], n_seen * n_blocks)
-    call()
+@kernel
+def _last_seen(span):
+    """The end of the keys that any query sees: the rest of a cache is empty."""
+    last = 0
+    for i in range(span.shape[0]):
+        last = max(last, span[i, 1])
+    return last
 
 
-@parallel
-def _unpack_rows(floats, rows, unpack, n_blocks):
-    for i in prange(floats.shape[0]):
+def _widen_task(arguments, task, thread):
+    span, floats, rows, unpack, n_blocks = arguments[0]
+    for i in range(task * _ROWS, min(task * _ROWS + _ROWS, _last_seen(span))):
         call_block(unpack, floats[i].ctypes.data, rows[i].ctypes.data, n_blocks)
+
+
+def _widening(span: np.ndarray, kind: DType, floats: np.ndarray, rows: np.ndarray) -> TaskStage:
+    """The stage that widens keys up to the last that any query sees."""
+    values = span, floats, rows, UNPACK[kind.name].address, floats.shape[1] // kind.block
+    touches = whole(span), pieces(floats, _ROWS), pieces(rows, _ROWS, is_read=True)
+    n_tasks = -(-len(rows) // _ROWS)
+    return tuple_stage(code_for(_widen_task, values), values, n_tasks, touches=touches)
+
+
+def _widen_seen(span: np.ndarray, copies: list[_Copy], call: Call) -> None:
+    """The same where one path after the other is called."""
+    n_seen = int(_last_seen(span))
+    for kind, floats, rows in copies:
+        UNPACK[kind.name](floats[:n_seen], rows[:n_seen], n_seen * (floats.shape[1] // kind.block))
+    call()

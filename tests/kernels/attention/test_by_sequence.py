@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyggml.kernels.attention import FORWARD, forward_path
+from pyggml.kernels.attention import FORWARD, by_sequence, forward_path
 from pyggml.kernels.attention.by_sequence import MOST_TOGETHER
+from pyggml.kernels.gemm import CHOSEN
 
 from attending import arrays, in_float16, problem_of, run_exactly
 
@@ -61,6 +62,13 @@ EXTRAS = {"cap": np.float32(2), "sinks": np.array([0.5, -1, 2, 0], np.float32)}
 )
 def test_as_each_alone(pieces, extras, rng):
     check(rng, pieces, **extras)
+
+
+@pytest.mark.skipif(not CHOSEN.compiled, reason="Python runs every path")
+@pytest.mark.parametrize("piece", [(0, 0, 40), (0, 25, 61), (0, 0, 40, 7)])
+def test_one_sequence_from_the_first_key_on_needs_no_python(piece, rng, monkeypatch):
+    monkeypatch.setattr(by_sequence._BoundSequences, "run", lambda *_: pytest.fail("Python runs"))
+    check(rng, [piece])
 
 
 def test_scratch_does_not_grow_with_the_cache(rng):
