@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyggml.graph.call import Call
+from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import F32, DType
 from pyggml.jit import JIT, kernel
 from pyggml.jit.scratch import Array, Layout, Scratch
@@ -54,9 +54,12 @@ def after_widening(path: AttentionPath[Forward]) -> AttentionPath[Forward]:
         copies = [
             (kind, to.reshape(len(to), -1), as_bytes(of)) for to, of, kind in kinds if to is not of
         ]
+        if not JIT:
+            return Call(_widen_seen, a.span, copies, call)
+        stages = [_widening(a.span, *copy) for copy in copies]
         if call.kernel is launch:
-            return Call(launch, *(_widening(a.span, *copy) for copy in copies), *call.arguments)
-        return Call(_widen_seen, a.span, copies, call)
+            return Call(launch, *stages, *call.arguments)
+        return Call(one_by_one, (Call(launch, *stages), call))
 
     return AttentionPath(f"{path.name}, widened", path.compiled, takes, layout, bind)
 
@@ -85,7 +88,7 @@ def _widening(span: np.ndarray, kind: DType, floats: np.ndarray, rows: np.ndarra
 
 
 def _widen_seen(span: np.ndarray, copies: list[_Copy], call: Call) -> None:
-    """The same where one path after the other is called."""
+    """The same without tasks, then the path."""
     n_seen = int(_last_seen(span))
     for kind, floats, rows in copies:
         UNPACK[kind.name](floats[:n_seen], rows[:n_seen], n_seen * (floats.shape[1] // kind.block))
