@@ -85,35 +85,16 @@ def test_labels_of_a_file_are_checked():
     assert Labels.read(labels.text(), 300) == labels
 
 
-def loss_by_formula(model, data, weights):
-    """The weighted mean of the cross entropies among the labels, in NumPy."""
-    labels, total, whole = Labels.read(data.about["pyggml.labels"]), 0.0, 0.0
-    tokens = [*labels.tokens.values()]
-    for row, learned in zip(data.train.tokens, data.train.targets(), strict=True):
-        starts = np.flatnonzero(learned)
-        first = 0
-        for at in starts:
-            z = model.logits(row[first : at + 1])[-1][tokens].astype(np.float64)
-            c = tokens.index(row[at + 1])
-            total += weights[c] * (np.log(np.exp(z).sum()) - z[c])
-            whole += weights[c]
-            first = at + 1 + 1  # tests' labels are one token in these windows
-    return total / whole
-
-
-@pytest.mark.parametrize(
-    "word, weights", [("none", (1, 1, 1)), ("good=2,none=0.5", (1, 2, 0.5)), ("balanced", None)]
-)
-def test_the_loss_is_torch_s_weighted_cross_entropy(model, word, weights):
+def test_classes_may_be_balanced(model):
+    """By numbers that are their rows' inverse. That such a loss is torch's: test_parity.py."""
     data = read(model, ROWS[:7], packing=False, val_split=0.0)  # 3 good, 2 bad, 2 none
-    weights = weights or [7 / (3 * n) for n in (2, 3, 2)]
-    objective = Classify(class_weights=word)
-    trainer = run_of(model, data, objective, batch=4, grad_accum=2, max_steps=1)
-    wanted = loss_by_formula(trainer.model, data, weights)
-    events = []
-    trainer.run(events.append, progress=False)
-    assert events[0].loss == pytest.approx(wanted, abs=1e-5)
-    assert sum(events[0].tally.counts) == 7
+    losses = []
+    for words in ("balanced", f"good={7 / 9},bad={7 / 6},none={7 / 6}", "none"):
+        events, how = [], {"batch": 4, "grad_accum": 2, "max_steps": 1}
+        run_of(model, data, Classify(class_weights=words), **how).run(events.append, progress=False)
+        assert sum(events[0].tally.counts) == 7
+        losses.append(events[0].loss)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) != losses[2]
 
 
 def test_what_is_taken_for_what():

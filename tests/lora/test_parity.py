@@ -26,6 +26,7 @@ from pyggml.lora.data.windows.batches import READS, no_documents
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.classify import Classify
 from pyggml.lora.objectives.embed import Embed
+from pyggml.lora.objectives.rewarded import RewardObjective
 from pyggml.lora.objectives.sft import SFT
 from pyggml.lora.rollouts.sampling import GroupSampler, SampledAnswer
 from pyggml.models.stack import LABELS
@@ -212,7 +213,10 @@ def test_trl_with_a_teacher(monkeypatch):
     agree(found, run, 2e-6)  # of 7e-4 and less
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "gspo"])
+REWARDED = [name for name, kind in OBJECTIVES.items() if issubclass(kind, RewardObjective)]
+
+
+@pytest.mark.parametrize("kind", REWARDED)
 def test_trl_with_rewards(monkeypatch, kind):
     """Of the same answers, as if they had been sampled, at temperatures below and above 1, with a
     KL; each lesson is that of two steps, so that ratios are clipped in every second one."""
@@ -242,5 +246,5 @@ def test_trl_with_rewards(monkeypatch, kind):
         kind, run, reward=(lambda prompt, completion: earned[prompt + completion],)
     )
     steps = losses(run, prompts_of(prompts, 48), objective)
-    assert sum(e.tally.n_clipped for e in steps) > 5
+    assert sum(e.tally.n_clipped for e in steps) > 5 and sum(e.tally.kl_sum for e in steps) > 0
     agree([e.loss for e in steps], run)

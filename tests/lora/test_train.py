@@ -10,7 +10,6 @@ import pytest
 import pyggml
 from pyggml.errors import ConfigError, DataError, NoGradientError, PyggmlError
 from pyggml.lora import (
-    Parameters,
     StepReport,
     TrainConfig,
     Trainer,
@@ -19,99 +18,11 @@ from pyggml.lora import (
     loss_and_grads,
 )
 from pyggml.lora.data import Corpus
-from pyggml.lora.optim import FlatAdamW
 from pyggml.lora.trainer.reports import History
 
 from runs import state, steps
 
 # -- one step -----------------------------------------------------------------------------------
-
-
-def test_a_step_s_gradient_is_that_of_its_window(trainer_of, monkeypatch):
-    monkeypatch.setattr(
-        "pyggml.models.on_devices.FASTEST", "f32"
-    )  # windows of other lengths round otherwise
-    trainer = trainer_of(batch=1, max_steps=1, clip=0.0, seed=3)
-    model, train = trainer.model, trainer.corpus.train
-    window = train.order(3, 0)[0]
-    assert train.n_targets([window]) < 10  # it holds the end of a document
-    events = []
-    fresh = trainer_of(seed=3).model
-    trainer.run(events.append)
-    batch = next(train.batches([window], 1))
-    total, grads = 0.0, dict.fromkeys(trainer.parameters.tensors, 0.0)
-    for start in np.unique(batch.span[batch.weights > 0, 0]):
-        inside = np.flatnonzero((batch.span[:, 0] == start) & (batch.weights > 0))
-        ids = [*batch.tokens[inside], batch.targets[inside[-1]]]
-        share = len(inside) / train.n_targets([window])
-        loss, part = loss_and_grads(fresh, ids)
-        total += share * loss
-        grads = {name: grads[name] + share * g for name, g in part.items()}
-    assert steps(events)[0].loss == pytest.approx(total, rel=1e-5)
-    assert model.adapters
-    for name, g in trainer.parameters.gradients.items():
-        np.testing.assert_allclose(g.data, grads[name], rtol=1e-3, atol=1e-6, err_msg=name)
-
-
-@pytest.mark.parametrize("batch, grad_accum", [(4, 1), (2, 2), (3, 2)])
-def test_accumulation_is_weighted_by_tokens(trainer_of, batch, grad_accum):
-    """In float32: tiles (AMX) round the products of many tokens, and are not taken for few."""
-    common = {"max_steps": 1, "clip": 0.0, "load": {"compute": "f32"}}
-    one = trainer_of(batch=1, grad_accum=batch * grad_accum, **common)
-    many = trainer_of(batch=batch, grad_accum=grad_accum, **common)
-    events = []
-    for trainer in (one, many):
-        for pair in trainer.model.adapters[0].values():
-            pair.b.data[:] = np.random.default_rng(1).normal(0, 0.1, pair.b.shape)
-        trainer.run(events.append)
-    a, b = steps(events)
-    assert a.loss == pytest.approx(b.loss, rel=1e-5)
-    assert a.n_tokens == b.n_tokens < 10 * batch * grad_accum
-    np.testing.assert_allclose(
-        one.parameters.gradient, many.parameters.gradient, rtol=1e-3, atol=2e-6
-    )
-
-
-def test_adamw_is_the_paper_s_on_the_clipped_gradient():
-    rng = np.random.default_rng(0)
-    config = TrainConfig(weight_decay=0.1, beta1=0.8, beta2=0.95, eps=1e-6, clip=0.5)
-    parameters = Parameters({"a": (3, 5), "b": (17,)})
-    start = {n: rng.standard_normal(t.shape) for n, t in parameters.tensors.items()}
-    for n, t in parameters.tensors.items():
-        t.data[:] = start[n]
-    p = np.concatenate([a.ravel() for a in start.values()])
-    m, v = np.zeros(32), np.zeros(32)
-    optimiser = FlatAdamW(parameters, config)
-    for n in range(1, 4):
-        g = rng.standard_normal(32) * n
-        parameters.gradients["a"].data[:] = g[:15].reshape(3, 5)
-        parameters.gradients["b"].data[:] = g[15:]
-        assert optimiser.clip() == pytest.approx(np.linalg.norm(g), rel=1e-6)
-        optimiser.step(0.01, n)
-        g *= 0.5 / np.linalg.norm(g)
-        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
-        p = p - 0.01 * (m / (1 - 0.8**n) / (np.sqrt(v / (1 - 0.95**n)) + 1e-6) + 0.1 * p)
-    found = np.concatenate([t.data.ravel() for t in parameters.tensors.values()])
-    np.testing.assert_allclose(found, p, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.quick
-def test_a_run_takes_adamw_s_steps_at_the_schedule_s_rates(trainer_of):
-    trainer = trainer_of(max_steps=5, clip=0.0, weight_decay=0.1, lr_min=1e-4)
-    p = trainer.parameters.data.astype(np.float64)
-    m, v = np.zeros_like(p), np.zeros_like(p)
-
-    def follow(event):
-        if isinstance(event, StepReport):
-            n, g = event.step, trainer.parameters.gradient.astype(np.float64)
-            assert event.lr == trainer.learning_rate(n - 1)
-            m[:], v[:] = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-            hat = m / (1 - 0.9**n) / (np.sqrt(v / (1 - 0.999**n)) + 1e-8)
-            p[:] -= event.lr * (hat + 0.1 * p)
-            np.testing.assert_allclose(trainer.parameters.data, p, rtol=1e-4, atol=2e-6)
-
-    trainer.run(follow)
-    assert trainer.progress.step == 5
 
 
 def test_validation_is_the_mean_loss_of_what_is_held_out(trainer_of, corpus_of):
@@ -171,20 +82,6 @@ def test_the_loss_falls_and_the_reports_are_in_order(trainer_of):
     assert np.mean([e.loss for e in made[-6:]]) < 0.8 * np.mean([e.loss for e in made[:6]])
     validated = [e.step for e in events if isinstance(e, ValidationReport)]
     assert validated == sorted({*range(0, trainer.n_steps, 5), trainer.n_steps})
-
-
-def test_all_weights_of_a_model_can_be_trained(tiny_tied, corpus_of):
-    model = pyggml.load(tiny_tied)
-    weights = dict(model.parts.weights)
-    parameters = Parameters({n: t.shape for n, t in weights.items()})
-    for name, t in weights.items():
-        parameters.tensors[name].data[:] = t.data
-    model.parts = dataclasses.replace(model.parts, weights=parameters.tensors)
-    config = TrainConfig(lr=0.02, epochs=6, warmup_steps=0)
-    events = []
-    Trainer(model, parameters, corpus_of(10), config).run(events.append)
-    made = steps(events)
-    assert np.mean([e.loss for e in made[-6:]]) < 0.7 * np.mean([e.loss for e in made[:6]])
 
 
 def test_parameters_of_another_model_are_refused(tiny, corpus_of):
