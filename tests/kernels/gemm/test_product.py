@@ -337,12 +337,12 @@ def product(path, form, a, w, **flags):
     return c.tobytes()
 
 
-# Tiles are emulated where the CPU has none.
+# Tiles are emulated where the CPU has none. Each way to pack A, and each to pack W.
 PATHS = [None, tiles.SOME] if FLOATS == "bf16" else [tiles.SOME]
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("form, in_columns", [("mul_mat", 0), ("out_prod", 0), ("out_prod", 1)])
+@pytest.mark.parametrize("form, in_columns", [("mul_mat", 0), ("out_prod", 1)])
 @pytest.mark.parametrize("m, n, k", [(98, 96, 1056), (50, 32, 66)])
 def test_rows_of_bfloat16_and_matrices_of_float32(path, form, in_columns, m, n, k, rng):
     def rounded(x):
