@@ -87,7 +87,7 @@ SAID = re.compile(r"not finite|is no number|finite number|make no numbers|makes 
 @pytest.mark.parametrize("tensor", TENSORS)
 @pytest.mark.parametrize("command", COMPUTE)
 def test_it_ends_in_words_and_a_code(pyggml, spoilt, files, command, tensor, monkeypatch):
-    for number in NUMBERS:
+    for number in NUMBERS if tensor in ("token_embd", "blk.1.ffn_down") else NUMBERS[:1]:
         monkeypatch.setattr("sys.stdin", io.StringIO("the\n"))
         given = files | {"MODEL": spoilt(tensor, number)}
         files["OUT"].with_name(files["OUT"].name + ".unfinished").unlink(missing_ok=True)

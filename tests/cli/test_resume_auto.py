@@ -41,21 +41,24 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(finetune, signal_after, 
 
 
 @pytest.mark.skipif(os.name != "posix", reason="only POSIX has SIGKILL")
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tiny, text, tmp_path):
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
+    pyggml, tiny, text, tmp_path
+):
     def command(name):
         settings = f"--ctx 16 --lora-rank 2 --prompt a --max-steps 12 --epochs 99 --threads 1 " \
             f"--checkpoint-every 1 --resume auto --checkpoint-dir {tmp_path / name}"  # fmt: skip
         files = ["-m", tiny, "-f", text, "-o", tmp_path / f"{name}.gguf"]
-        return [sys.executable, "-P", "-m", "pyggml.cli", "finetune", *files, *settings.split()]
+        return ["finetune", *files, *settings.split()]
 
-    subprocess.run(command("whole"), check=True, stdout=subprocess.DEVNULL)
+    assert pyggml(*command("whole")).code == 0
     for seen in (1, 5):
-        run = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL)
+        words = [sys.executable, "-P", "-m", "pyggml.cli", *command("killed")]
+        run = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         while run.poll() is None and points_of(tmp_path / "killed")[-1:] < [
             f"step-{seen:08d}.gguf"
         ]:
             time.sleep(0.01)
         run.send_signal(signal.SIGKILL)
         assert run.wait() == -signal.SIGKILL
-    subprocess.run(command("killed"), check=True, stdout=subprocess.DEVNULL)
+    assert pyggml(*command("killed")).code == 0
     assert (tmp_path / "killed.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()

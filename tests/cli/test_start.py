@@ -23,11 +23,6 @@ from pyggml.settings import GROUPS
 ROOT = Path(__file__).parents[2]
 
 
-def process(*arguments, **options):
-    command = [sys.executable, "-P", "-m", "pyggml.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
-
-
 # -- imports and entry points -------------------------------------------------------------------
 
 
@@ -175,17 +170,16 @@ def test_the_seed_is_that_of_windows_and_adapter(finetune, tmp_path):
 # -- ends ---------------------------------------------------------------------------------------
 
 
-def test_exit_codes_of_a_process(tiny, tmp_path):
-    ended = process("inspect", "-m", tmp_path / "none.gguf")
+def test_the_exit_code_of_a_process_that_refuses(tmp_path):
+    command = [sys.executable, "-P", "-m", "pyggml.cli", "inspect", "-m", tmp_path / "none.gguf"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2 and ended.stdout == "" and ended.stderr.count("\n") == 1
-    ended = process("inspect", "-m", tiny)
-    assert ended.returncode == 0 and ended.stderr == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_standard_output_is_one_sentence(tiny):
+def test_a_full_standard_output_is_one_sentence():
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        command = [sys.executable, "-P", "-m", "pyggml.cli", "inspect", "-m", str(tiny)]
+        command = [sys.executable, "-P", "-m", "pyggml.cli", "--help"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 2
     assert ended.stderr == "pyggml: standard output: No space left on device\n"
@@ -197,6 +191,7 @@ def test_a_pipe_gets_every_character(tiny):
     command = [sys.executable, "-P", "-m", "pyggml.cli", "generate", "-m", str(tiny), "-p", "日本"]
     ended = subprocess.run([*command, "-n", "1"], capture_output=True, env=there, timeout=300)
     assert ended.stdout.startswith("日本".encode())
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_arguments_mean_the_same_on_windows(pyggml, tiny, monkeypatch):
@@ -216,10 +211,10 @@ def test_arguments_mean_the_same_on_windows(pyggml, tiny, monkeypatch):
     assert pyggml("--version").out.startswith("$HOME")
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tiny):
+def test_a_reader_that_goes_away_is_no_traceback():
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-P", "-m", "pyggml.cli", "inspect", "-m", str(tiny)]
+    command = [sys.executable, "-P", "-m", "pyggml.cli", "--help"]
     ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (ended.stderr, ended.returncode) == ("", 130)

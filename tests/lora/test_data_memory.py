@@ -8,7 +8,8 @@ import pytest
 from processes import printed
 
 ALLOWED = 40 << 20  # bytes beyond what the imports take
-N_LINES, WORDS = 2_000, ("a word of a text that says nothing " * 1000).split()
+# Long words: as many bytes are fewer tokens.
+N_LINES, WORDS = 2_000, [letter * n for n, letter in enumerate("abcdefgh", 35)] * 125
 
 # In a process of its own: a limit on memory, and a tokenizer that costs little.
 PROGRAM = """

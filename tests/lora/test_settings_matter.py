@@ -48,7 +48,7 @@ CHANGED = [
         "val_windows": 1,
     }.items()),
     ("train", "epochs", 3, {"max_steps": 0}),
-    ("train", "drop_last", True, {"max_steps": 0, "batch": 4}),
+    ("train", "drop_last", True, {"max_steps": 0, "batch": 3}),
     ("train", "patience", 1, {"lr": 5.0, "val_every": 1}),
     ("train", "keep_best", True, {"lr": 5.0}),
     ("train", "lr_cycles", 3, {"lr_scheduler": "cosine_restarts"}),
@@ -70,9 +70,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     """Rows of two classes, one of them with a name of a token in it; one is longer than others."""
-    rows = [
-        [user(f"{c}{i}<|im_end|>"), assistant(c * (3 + i % 4))] for c in "ab" for i in range(12)
-    ]
+    rows = [[user(f"{c}{i}<|im_end|>"), assistant(c * (3 + i % 4))] for c in "ab" for i in range(7)]
     rows.append([user("long"), assistant("c" * 80)])
     path = tmp_path_factory.mktemp("data") / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
