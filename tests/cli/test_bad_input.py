@@ -119,11 +119,6 @@ def test_a_vocabulary_of_another_model(pyggml, model_with, tiny, text, tmp_path,
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_a_plan_of_a_context_that_the_model_lacks(pyggml, tiny):
-    ended = pyggml("inspect", "-m", tiny, "--plan", "--ctx", 65)
-    refused(ended, " --ctx is 65, wanted at most the model's 64")
-
-
 def test_an_adapter_of_another_model(pyggml, tiny, tmp_path):
     adapter = tmp_path / "adapter.gguf"
     about = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "llama"}
@@ -189,7 +184,6 @@ def test_names_from_a_file_do_not_command_the_terminal(pyggml, tiny, tmp_path):
 
 TEXTS = {
     "empty": (b"", "is empty, wanted text"),
-    "blank": (b" \n \n", "is empty, wanted text"),
     "not UTF-8": (b"caf\xe9 " * 50, "byte 3 is 0xe9, which is not UTF-8 there"),
     "short": (b"a few words", "holds 11 tokens, wanted at least 17 for one window of 16"),
 }
@@ -202,30 +196,8 @@ def test_a_text_that_cannot_be_trained_on(finetune, tmp_path, raw, message):
     refused(finetune(data=path), path, message)
 
 
-def test_lines_that_are_no_json(finetune, tmp_path):
-    path = tmp_path / "text.jsonl"
-    path.write_text('{"text": "one"}\n{"words": "two"}\nthree\n')
-    refused(finetune(data=path), "line 2 is an object without", "line 3 is no JSON")
-
-
-def test_no_text_at_all(finetune, tmp_path):
-    refused(finetune(data="/none/such.txt"), "/none/such.txt", "cannot be read")
-    refused(finetune(data=tmp_path), tmp_path, "all of which is read as data")
-
-
-def test_no_text_to_measure(pyggml, tiny, tmp_path):
-    refused(pyggml("perplexity", "-m", tiny, "-f", "/none/such.txt"), "/none/such.txt: cannot be r")
-    refused(pyggml("perplexity", "-m", tiny, "-f", tmp_path), "this folder holds no data")
-
-
 def test_a_text_whose_perplexity_has_no_meaning(pyggml, tiny, tmp_path):
     path = tmp_path / "text.txt"
-    path.write_bytes(b"caf\xe9")
-    refused(
-        pyggml("perplexity", "-m", tiny, "-f", path), path, "byte 3 is 0xe9, which is not UTF-8"
-    )
-    path.write_text(" \n")
-    refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "is empty, wanted text")
     path.write_text("short")
     ended = pyggml("perplexity", "-m", tiny, "-f", path, "--ctx", 64)
     refused(ended, path, "wanted at least 128, two contexts of 64; a smaller --ctx needs less")
@@ -287,14 +259,6 @@ def test_what_is_missing_is_named(pyggml, tiny):
     )
 
 
-@pytest.mark.parametrize("command", ["eval", "finetune", "imatrix", "perplexity"])
-def test_a_model_as_text_is_named(pyggml, tiny, tmp_path, command):
-    output = () if command in ("eval", "perplexity") else ("-o", tmp_path / "o.gguf")
-    refused(
-        pyggml(command, "-m", tiny, "-f", tiny, *output), f"{tiny}: is a GGUF file, wanted text"
-    )
-
-
 GENERATE = {
     "ctx": (("-p", "a", "--ctx", 65), " --ctx is 65, wanted at most the model's 64"),
     "no room": (("-p", "abcd", "--ctx", 4), "the prompt has 4 tokens, wanted fewer than the 4"),
@@ -317,17 +281,6 @@ def test_an_unknown_file_type(pyggml, tiny, tmp_path):
 
 
 # -- places -------------------------------------------------------------------------------------
-
-
-def test_an_output_that_is_an_input(finetune, pyggml, tiny, text, tmp_path):
-    before = tiny.read_bytes()
-    refused(finetune(output=tiny), tiny, "is the model, wanted another name")
-    refused(finetune(output=text), text, "is the text, wanted another name")
-    linked = tmp_path / "linked.gguf"
-    os.link(tiny, linked)
-    refused(finetune(output=linked), linked, "is the model")
-    refused(pyggml("quantize", tiny, tiny, "F16"), tiny, "wanted another name")
-    assert tiny.read_bytes() == before
 
 
 @pytest.mark.parametrize(

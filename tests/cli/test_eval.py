@@ -229,13 +229,6 @@ def test_long_pairs(pyggml, tiny, pairs, template):
     assert ended.code == 0 and "3 pairs of a chosen answer and a rejected one" in ended.out
 
 
-def test_rows_with_labels_are_not_pairs(pyggml, tiny, tmp_path):
-    path = tmp_path / "labels.jsonl"
-    path.write_text('{"prompt": "a", "completion": "b", "label": true}\n' * 2)
-    ended = pyggml("eval", "-m", tiny, "-f", path)
-    assert ended.code == 2 and "single answers with labels, wanted pairs" in ended.err
-
-
 def test_a_folder_is_its_files(pyggml, tiny, pairs, template):
     how = ("--chat-template", template, "--json")
     ended = pyggml("eval", "-m", tiny, "-f", pairs, *how)

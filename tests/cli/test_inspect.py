@@ -380,12 +380,6 @@ def test_what_does_not_fit_is_one_sentence(pyggml, tiny, options, message):
     assert ended.out == ""
 
 
-def test_a_page_does_not_replace_what_it_reads(pyggml, tiny):
-    before = tiny.read_bytes()
-    ended = pyggml("inspect", tiny, "--html", tiny)
-    assert ended.code == 2 and tiny.read_bytes() == before
-
-
 def test_a_text_of_one_token_has_no_loss(pyggml, tiny, tmp_path):
     (tmp_path / "t.txt").write_text("")
     ended = pyggml("inspect", tiny, "--tokens", "-f", tmp_path / "t.txt")

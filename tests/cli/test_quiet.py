@@ -66,11 +66,6 @@ def test_a_preview_and_a_dry_run_need_no_output(pyggml, tiny, text, tmp_path, mo
     assert refused.code == 2 and "wanted -o ADAPTER.gguf" in refused.err
 
 
-def test_a_preview_with_an_output_trains(finetune, tmp_path):
-    ended = finetune("--preview", 1)
-    assert "-- sample 1" in ended.out and (tmp_path / "adapter.gguf").exists()
-
-
 def test_the_folder_of_an_output_is_made_and_told(finetune, tmp_path):
     out = tmp_path / "a" / "b" / "adapter.gguf"
     dry = finetune("--dry-run", output=out)
