@@ -3,12 +3,14 @@ the same card.
 
 usage: from_scratch.py --torch-python PATH/TO/python [--shape characters|10M|0.6B] [--rounds 20]
                        [--threads 2] [--batch N] [--device cpu|cuda] [--sides A,B] [--ops]
+                       [--apart N]
 
 characters is nanoGPT's model for CPUs (4 layers of width 128, 12 × 64 tokens, 65 of a vocabulary),
 10M has 5 layers of width 384, 2,048 tokens and 8 × 256, 0.6B is Qwen3's with 512. All tensors train
 by AdamW, random tokens are read. PATH has torch and transformers. Each side is a process of its
 own; in turn they take some steps, as a run does one after the other, and medians of their means are
-compared. Prints each side's JSON line and a table.
+compared. Where they have no room together, --apart N starts N processes of each side, one after
+the other in turns, and compares medians of theirs. Prints each process's JSON line and a table.
 
 PyTorch has three sides: float32, autocast, whose products are in bfloat16 and whose weights and
 AdamW are in float32, as ours, and bfloat16, where all of it is, weights and moments too, so that
@@ -28,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from machine import about, median_seconds, peak_rss_gb
@@ -220,24 +223,30 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def race(options: argparse.Namespace) -> None:
-    """All sides in turn; they get ready at the same time."""
+    """All sides in turn; they get ready at the same time, or --apart each when its turn comes."""
     common = ["--shape", options.shape, "--rounds", str(options.rounds)]
     common += ["--threads", str(options.threads), "--device", options.device]
     common += ["--batch", str(options.batch)] + ["--ops"] * options.ops
+    sides = options.sides.split(",")
 
     def start(side: str) -> Runner:
         python = sys.executable if side in OF_OURS else options.torch_python
         return Runner(python, Path(__file__), "--side", side, *common)
 
-    with ThreadPoolExecutor() as pool:
-        runners = [*pool.map(start, options.sides.split(","))]
-    for _ in range(options.rounds):
-        lines = [runner.turn() for runner in runners]
-    results = [json.loads(line) for line in lines]
+    if options.apart:
+        lines = [start(side).last(options.rounds) for side in sides * options.apart]
+    else:
+        with ThreadPoolExecutor() as pool:
+            runners = [*pool.map(start, sides)]
+        for _ in range(options.rounds):
+            lines = [runner.turn() for runner in runners]
     print("".join(lines))
-    for result in results:
-        ratio = result["seconds"] / results[0]["seconds"]
-        print(f"{result['side']:<18}{result['tokens_per_second']:>9,} tokens/s{ratio:>7.2f}")
+    rates: dict[str, list[int]] = {side: [] for side in sides}
+    for result in map(json.loads, lines):
+        rates[result["side"]].append(result["tokens_per_second"])
+    ours, *_ = medians = [median(each) for each in rates.values()]
+    for side, rate in zip(sides, medians, strict=True):
+        print(f"{side:<18}{rate:>9,.0f} tokens/s{ours / rate:>7.2f}")
 
 
 def main() -> None:
@@ -248,6 +257,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=0, help="sequences of a step")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--apart", type=int, default=0, help="processes of each side, one by one")
     parser.add_argument("--ops", action="store_true", help="where a card's time goes")
     parser.add_argument("--sides", help="of these, ours first; all of the CPU, or a card's")
     parser.add_argument("--side", choices=SIDES, help="measure this one alone")

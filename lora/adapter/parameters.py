@@ -45,6 +45,8 @@ class Parameters:
     moments                   name -> array of any type: of optimisers with moments of their own
     own_leaves                (address, bytes) -> leaf over a part of a moment, of optimisers that
                               take steps of one tensor each
+    keeps                     (1,) F32 leaf: whether the host's passes add to `gradient`, 1, or
+                              write over it, 0, as the first pass over a batch does
     length                    (1,) float32: of the last gradient, if the next one is clipped by it
     buffers                   name of each of them -> F32 leaves, one for each part in their order,
                               of which the tensors are windows
@@ -80,7 +82,7 @@ class Parameters:
         self.data, self.gradient, self.m, self.v, self._total = arrays
         names = ("data", "gradient", "m", "v", "total")
         self.moments, self.own_leaves = dict[str, np.ndarray](), dict[tuple[int, int], Tensor]()
-        self.length = np.zeros(1, np.float32)
+        self.length, self.keeps = np.zeros(1, np.float32), leaf(np.ones(1, np.float32), "keeps")
         by_block = devices is not None and bool(devices.homes) and not halves
         self._firsts = _parts(self._starts, by_block)
         self.buffers = {n: self._leaves(n, a) for n, a in zip(names, arrays, strict=True)}

@@ -8,7 +8,7 @@ are ways between them, else through the host.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -17,7 +17,7 @@ import numpy as np
 
 from pyggml.backends import Backend, Links
 from pyggml.graph import Graph
-from pyggml.graph.arrays import array
+from pyggml.graph.arrays import array, write
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, window, zeros
 from pyggml.lora.adapter.parameters import Parameters
@@ -67,10 +67,10 @@ class StepGradient:
         else:  # a group without gradients has nothing to send
             sums += [_SumOnHost(e, devices, ranks) if e else _SumAlone({}, devices) for e in groups]
         portions = zip(sums, groups, strict=True)
-        self._portions = [_Portion(total, devices, each) for total, each in portions]
+        self._portions = [_Portion(total, parameters, devices, each) for total, each in portions]
 
     def begin(self) -> None:
-        """Begin a step: the gradient is 0."""
+        """Begin a step: the gradient is 0, or will be for the next pass."""
         for portion in self._portions:
             portion.begin()
 
@@ -103,9 +103,11 @@ class StepGradient:
 class _Portion:
     """A part of the buffer, in which a batch's gradient is made in one go."""
 
-    def __init__(self, total: "_Sum", devices: Devices, parts: Sequence[Tensor]) -> None:
+    def __init__(
+        self, total: "_Sum", parameters: Parameters, devices: Devices, parts: Sequence[Tensor]
+    ) -> None:
         self.total, self.n = total, 0  # batches of this rank so far
-        self._zero = _bound(devices, *(fill_inplace(gradient, 0.0) for gradient in parts))
+        self._zero = _zero(parameters, devices, parts)
 
     def begin(self) -> None:
         self.n = 0
@@ -116,6 +118,14 @@ class _Portion:
             self.total.keep(self.n - 1)
             self._zero()
         self.n += 1
+
+
+def _zero(parameters: Parameters, devices: Devices, parts: Sequence[Tensor]) -> Callable[[], None]:
+    """What has the gradient count as 0: zeros, or on the host alone a word that the next pass
+    reads, which then writes over what is there."""
+    if not devices.have_copies:
+        return partial(write, parameters.keeps, 0.0)
+    return _bound(devices, *(fill_inplace(gradient, 0.0) for gradient in parts))
 
 
 class _Sum(ABC):
@@ -145,24 +155,25 @@ class _SumAlone(_Sum):
         self._totals, self._devices = totals, devices
 
     @cached_property
-    def _programs(self) -> tuple[Program, Program, Program]:
-        """Make the sums 0; add gradients to them; add them to gradients."""
+    def _programs(self) -> tuple[Program, Program, Program, Program]:
+        """Make the sums 0; add gradients to them; add them to gradients; make gradients 0."""
         pairs, bound = self._totals.items(), partial(_bound, self._devices)
         return (
             bound(*(fill_inplace(total, 0.0) for total in self._totals.values())),
             bound(*(add_inplace(total, gradient) for gradient, total in pairs)),
             bound(*(add_inplace(gradient, total) for gradient, total in pairs)),
+            bound(*(fill_inplace(gradient, 0.0) for gradient in self._totals)),
         )
 
     def keep(self, i: int) -> None:
-        zero, add, _ = self._programs
+        zero, add, *_ = self._programs
         if i == 0:
             zero()
         add()
 
     def begin(self, mine: int, n: int) -> None:
-        if n > 1:
-            self._programs[2]()
+        if n != 1:  # of no batch, no pass has written the gradient
+            self._programs[2 if n else 3]()
 
 
 class _SumOnHost(_Sum):

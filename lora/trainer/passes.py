@@ -87,7 +87,10 @@ class _Pair:
         sums = [None if steps else g for g in parameters.gradients.values()]
         sums += [None for _ in read]
         leaves_of_graph, rounds = {**trained, **read}, not objective.has_reference
-        graph = training_graph(forward, leaves_of_graph, sums, model.kept_as, keep, rounds=rounds)
+        keeps = None if model.devices.have_copies else parameters.keeps
+        graph = training_graph(
+            forward, leaves_of_graph, sums, model.kept_as, keep, rounds=rounds, keeps=keeps
+        )
         graph = steps.within(graph) if steps else graph
         net = LossNet.of(model, inputs, separate, False, model.taps())
         alone, _ = _forward(net, objective, leaves, balance, 0.0)
@@ -173,7 +176,8 @@ def _graphs(pairs: Mapping[int, _Pair]) -> list[Graph]:
 
 
 class Passes:
-    """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
+    """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own,
+    or on the host alone, written over them by the first pass after `StepGradient` begins a batch.
 
     n_ctx       length of a sequence, n_tokens unless it is given
     shorter     further lengths of a batch, each with graphs of its own
@@ -210,6 +214,7 @@ class Passes:
         n_passes: int = 1,
     ) -> None:
         self.steps = steps
+        self._keeps = parameters.keeps
         self._model, self._noise = model, noise / sqrt(model.config.n_embd)
         self._traces, self._next = model.traces, (0, 0)
         inputs = partial(_inputs, n_ctx or n_tokens, n_rows, model.config.causal, bool(noise))
@@ -417,6 +422,8 @@ class Passes:
         self.give(batch, bound, alone)
         program = bound.program(alone)
         program()
+        if not alone:
+            write(self._keeps, 1.0)
         if self.steps and not alone:
             self.steps.end(program)
         reads = bound.begin_reads(alone)

@@ -18,6 +18,7 @@ def training_graph(
     keep: Keep = Keep.ALL,
     *,
     rounds: bool = True,
+    keeps: Tensor | None = None,
 ) -> Graph:
     """The graph of a loss with its gradients; see `build_backward`, whose outputs it has.
 
@@ -28,7 +29,7 @@ def training_graph(
 
     Each device's own passes follow in the schedule: `Backend.rewritten`.
     """
-    graph = build_backward(forward, parameters, accumulators=accumulators)
+    graph = build_backward(forward, parameters, accumulators=accumulators, keeps=keeps)
     graph = round_attention(graph) if rounds else graph
     graph = round_gradients(round_large(graph, kept_as), kept_as)
     return rematerialise(graph, keep)

@@ -14,7 +14,7 @@ from pyggml.graph.graph import Notes, expect_graph
 from pyggml.graph.op import OPS, SAVED, Detached, NoGrad
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.graph.verify import graph_pass
-from pyggml.ops import add, add_inplace, repeat_back
+from pyggml.ops import accumulate, add, add_inplace, repeat_back
 
 # Ops that fuse another with the addition of its result to their first source.
 _ADDING = {op.fuses[0]: op for op in OPS.values() if op.fuses[1:] == ("add",)}
@@ -41,6 +41,7 @@ def build_backward(
     parameters: Sequence[Tensor] | Mapping[str, Tensor],
     seed: Tensor | None = None,
     accumulators: Sequence[Tensor | None] | None = None,
+    keeps: Tensor | None = None,
 ) -> Graph:
     """The graph of a loss, which is the output "loss" of `forward` or its only one, and of its
     gradients.
@@ -50,7 +51,8 @@ def build_backward(
     none or that of several. Nodes: those of `forward` that outputs need, then those of the
     gradients, from the loss back to the start. `seed` has the loss's shape (default: ones).
     `accumulators` are leaves of the parameters' shapes, or None: each complete gradient is then
-    added to its accumulator in place, of which the output is a view.
+    added to its accumulator in place, of which the output is a view. A leaf `keeps`, (1,) F32, says
+    whether that is read, 1, or counts as 0.
 
     Only tensors that depend on a parameter get backward nodes. Integers carry no gradient, nor does
     the result of `detach`; a choice by number, such as the experts of a token, counts as fixed.
@@ -65,7 +67,7 @@ def build_backward(
         raise GraphError(f"build_backward takes parameters in a list, [w]; found {parameters!r}")
     loss, names = _loss(forward), _names(parameters)
     leaves = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
-    walk, gradients = _walk(forward, leaves, seed, accumulators)
+    walk, gradients = _walk(forward, leaves, seed, accumulators, keeps)
     named = zip(forward.outputs, forward.names or [""] * len(forward.outputs), strict=True)
     kept = [(t, name) for t, name in named if t is not loss]
     before = [t for t in forward.nodes if t is not loss]
@@ -104,6 +106,7 @@ def _walk(
     parameters: Sequence[Tensor],
     seed: Tensor | None,
     accumulators: Sequence[Tensor | None] | None,
+    keeps: Tensor | None = None,
 ) -> tuple[_Walk, list[Tensor]]:
     """The finished walk, and its gradients."""
     loss = _loss(forward)
@@ -114,7 +117,7 @@ def _walk(
     reached = _dependents(parameters, order)
     _refuse_gaps(loss, parameters, order, reached)
     seed = seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")
-    walk = _Walk(order, parameters, accumulators, reached)
+    walk = _Walk(order, parameters, accumulators, reached, keeps)
     gradients = walk.back_from(loss, seed)
     _refuse_changed(order, gradients)
     return walk, gradients
@@ -136,9 +139,10 @@ class _Walk:
         parameters: Sequence[Tensor],
         accumulators: Sequence[Tensor | None] | None,
         reached: set[Tensor],
+        keeps: Tensor | None,
     ) -> None:
         self.order, self.parameters, self.reached = order, parameters, reached
-        self.accumulators = accumulators or ()
+        self.accumulators, self.keeps = accumulators or (), keeps
         self.grads: dict[Tensor, Tensor] = {}
         self.steps: list[Tensor] = []
         self.taken: list[tuple[Tensor, Tensor, tuple[Tensor | None, ...]]] = []
@@ -226,7 +230,10 @@ class _Walk:
         for i in self.complete_after[t]:
             g, total = self.grads.get(self.parameters[i]), self.accumulators[i]
             if g is not None and total is not None:  # a missing one is a fault
-                self.added[i] = add_inplace(total, g)
+                keeps = self.keeps
+                self.added[i] = (
+                    add_inplace(total, g) if keeps is None else accumulate(total, g, keeps)
+                )
                 self.sums[self.added[i]] = self.parameters[i]
                 self.steps.append(self.added[i])
 

@@ -36,6 +36,7 @@ from numba.np.arrayobj import make_array, populate_array
 from pyggml.jit import cgutils, types
 
 _WORD = ir.IntType(64)
+_SWITCHES = np.array([0, 1], np.float32)  # off, on
 _WHOLE, _REAL, _BOOL = (int, np.integer), (float, np.floating), (bool, np.bool_)
 
 
@@ -112,6 +113,25 @@ class _Boolean(FieldKind):
 
     def load(self, context: Any, builder: Any, words: Any) -> Any:
         return builder.icmp_signed("!=", _word(builder, words), _WORD(0))
+
+
+@dataclass(frozen=True)
+class _Switch(FieldKind):
+    """A bool, or one that lies elsewhere as a float32, 0 or 1, and is read as tasks run."""
+
+    n_words = 1
+    accepted = "a bool or a float32 array of one number"
+    type = types.boolean
+    layout = "switch"
+
+    def words(self, value: Any) -> tuple[int, ...]:
+        at = _SWITCHES[int(value) :] if isinstance(value, _BOOL) else value
+        self._check(isinstance(at, np.ndarray) and at.dtype == np.float32 and at.size > 0)
+        return (at.ctypes.data,)
+
+    def load(self, context: Any, builder: Any, words: Any) -> Any:
+        bits = builder.inttoptr(_word(builder, words), ir.IntType(32).as_pointer())
+        return builder.icmp_signed("!=", builder.load(bits), ir.IntType(32)(0))
 
 
 @dataclass(frozen=True)
@@ -215,6 +235,7 @@ class _Group(FieldKind):
 
 Int = Annotated[int, _Integer()]
 Bool = Annotated[bool, _Boolean()]
+Switch = Annotated[bool | np.ndarray, _Switch()]
 Float = Annotated[float, _Number()]
 Floats1 = Annotated[np.ndarray, _Array(types.float32, 1)]
 Floats2 = Annotated[np.ndarray, _Array(types.float32, 2)]

@@ -102,7 +102,7 @@ from pyggml.ops.norm.norm import (
     rms_norm_back,
 )
 from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
-from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
+from pyggml.ops.optim import accumulate, clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
 from pyggml.ops.optim_8bit import opt_step_adamw_8bit
 from pyggml.ops.optim_half import opt_step_half
 from pyggml.ops.product.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
@@ -123,6 +123,7 @@ __all__ = [
     "OPS",
     "abs_",
     "acc",
+    "accumulate",
     "add",
     "add1",
     "add_id",

@@ -323,3 +323,7 @@ def opt_step_sgd(
     p: Expression, g: Expression, *, alpha: Expression, decay: Expression
 ) -> Expression:
     return p * (1 - alpha * decay) - alpha * g
+
+
+def accumulate(so_far: Expression, g: Expression, *, keeps: Expression) -> Expression:
+    return where(keeps > 0, so_far, 0) + g

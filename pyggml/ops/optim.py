@@ -7,15 +7,16 @@ opt_step_adamw   m = β1·m + (1 − β1)·g,  v = β2·v + (1 − β2)·g²
 opt_step_lion    p = p·(1 − α·wd) − α·sign(β1·m + (1 − β1)·g),  m = β2·m + (1 − β2)·g
                                                                         (Chen et al. 2023)
 opt_step_sgd     p = p·(1 − α·wd) − α·g
+accumulate       Σ = Σ + g, or 0 + g where a sum begins: of the gradients before the step
 
 The settings are data, not parameters of the node, so that one plan serves every step. AdamW takes
 [α, β1, β2, ε, wd, β1h, β2h], with β1h = 1/(1 − β1ⁿ) and β2h = 1/(1 − β2ⁿ) at step n; Lion takes
-[α, β1, β2, wd], SGD [α, wd]. The steps' formulas are in pyggml/ops/formulas.py.
+[α, β1, β2, wd], SGD [α, wd], `accumulate` [1], or [0] where a sum begins. Their formulas are in
+pyggml/ops/formulas.py.
 """
 
 from collections.abc import Callable, Iterator
 from math import isfinite, prod, sqrt
-from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,15 @@ def opt_step_sgd(p: Tensor, g: Tensor, settings: Tensor) -> Tensor:
     """
     expect_gapless("opt_step_sgd", "p", p)
     return OPT_STEP_SGD(p, g, settings)
+
+
+def accumulate(total: Tensor, g: Tensor, keeps: Tensor) -> Tensor:
+    """total + g, in total's own memory; 0 + g where keeps is 0: total is not read then.
+
+    total, g F32 of one shape, total without gaps; keeps (1,) F32, 0 or 1.
+    """
+    expect_gapless("accumulate", "total", total)
+    return ACCUMULATE(total, g, keeps)
 
 
 def adamw_settings(
@@ -140,14 +150,14 @@ cpu_kernel(CLIP_NORM, _run_clip, scratch=lambda node, compute: 8 * _n_pieces(nod
 
 # -- steps --------------------------------------------------------------------------------------
 
-STEPS: dict[str, Formula] = {}  # by the name of the op
+STEPS = {  # by the name of the op
+    function.__name__: formula(function)
+    for function in (formulas.opt_step_adamw, formulas.opt_step_lion, formulas.opt_step_sgd)
+}
 
 
-def _step_op(
-    function: Callable[..., Any], ggml: GGMLOp, samples: Callable[..., Iterator[Sample]]
-) -> Op:
+def _step_op(of: Formula, ggml: GGMLOp, samples: Callable[..., Iterator[Sample]]) -> Op:
     """The op of a step: of p, which it changes, g, moments, which change too, and settings."""
-    of = STEPS[function.__name__] = formula(function)
     name, shape = of.name, (len(of.settings),)
 
     def spec(p: Tensor, *sources: Tensor) -> Spec:
@@ -195,6 +205,12 @@ def _sgd_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((p, g, np.array([0.1, 0.2])))
 
 
-OPT_STEP_ADAMW = _step_op(formulas.opt_step_adamw, GGMLOp.OPT_STEP_ADAMW, _adamw_samples)
-OPT_STEP_LION = _step_op(formulas.opt_step_lion, GGMLOp.CUSTOM, _lion_samples)
-OPT_STEP_SGD = _step_op(formulas.opt_step_sgd, GGMLOp.OPT_STEP_SGD, _sgd_samples)
+def _accumulate_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, keeps in [((1,), 1.0), ((5, 33), 0.0), ((3, 1700), 1.0)]:
+        yield Sample((*rng.standard_normal((2, *shape)), np.array([keeps])))
+
+
+OPT_STEP_ADAMW = _step_op(STEPS["opt_step_adamw"], GGMLOp.OPT_STEP_ADAMW, _adamw_samples)
+OPT_STEP_LION = _step_op(STEPS["opt_step_lion"], GGMLOp.CUSTOM, _lion_samples)
+OPT_STEP_SGD = _step_op(STEPS["opt_step_sgd"], GGMLOp.OPT_STEP_SGD, _sgd_samples)
+ACCUMULATE = _step_op(formula(formulas.accumulate), GGMLOp.CUSTOM, _accumulate_samples)

@@ -28,8 +28,8 @@ from pyggml.runtime.choice import backends_of
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 # fmt: off
 WITHOUT_A_KERNEL = {
-    "acc", "advance", "arange", "argmax", "conv_2d_back_w", "conv_2d_direct", "conv_transpose_2d",
-    "count_equal", "cpy_into", "cumsum",
+    "acc", "accumulate", "advance", "arange", "argmax", "conv_2d_back_w", "conv_2d_direct",
+    "conv_transpose_2d", "count_equal", "cpy_into", "cumsum",
     "cumsum_back", "diag", "diag_back", "gated_delta_net", "gated_delta_net_back",
     "gated_linear_attn", "get_rows_back_add", "group_norm", "group_norm_back", "im2col",
     "im2col_back", "likeliest",

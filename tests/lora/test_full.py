@@ -16,13 +16,16 @@ from pyggml.errors import AdapterError, QuantError
 from pyggml.graph.arrays import write
 from pyggml.lora import train_tensors
 from pyggml.lora.optim import adamw_8bit
+from pyggml.lora.trainer import gradient
 from pyggml.ops import optim_half
 from pyggml.quants import quantize
 
+from peers.files import GOLDEN
 from peers.trial import llama_cpp_logits
 from runs import state
 
 BASE = Path(__file__).parents[1] / "golden/models/qwen3-F16.gguf"
+MIXTURE = GOLDEN / "qwen3moe.gguf"
 RUNS = [*product(FULL, OPTIMISERS)]
 # A second and a half each; a clone has qwen3's file.
 IN_EVERY_CHECK = [*product(FULL[:4], ["adamw"]), *product(FULL[:2], ["sgd"])]
@@ -76,6 +79,30 @@ def test_a_resumed_run_and_any_number_of_threads_make_the_same_bits(
     assert second.progress.step == 3
     second.run(progress=False)
     assert state(second) == state(whole)
+
+
+@pytest.mark.parametrize(
+    "path, settings",
+    [
+        (None, {"grad_accum": 3}),
+        (None, {"compute": "bf16", "grad_checkpointing": True}),
+        (BASE, {"grad_accum": 2, "compute": "bf16"}),  # its embedding is its output matrix
+        (MIXTURE, {"ctx": 1, "batch": 1, "grad_accum": 2}),  # two of six experts
+    ],
+)
+def test_a_pass_that_writes_over_the_gradient_gives_the_bits_of_one_that_adds_to_zeros(
+    tiny, path, settings, monkeypatch
+):
+    def zeros(parameters, devices, parts):
+        return lambda: parameters.gradient.fill(0)
+
+    _, over = run_of(path or tiny, "adamw", 3, **settings)
+    over.run(progress=False)
+    monkeypatch.setattr(gradient, "_zero", zeros)
+    _, onto = run_of(path or tiny, "adamw", 3, **settings)
+    onto.run(progress=False)
+    assert state(over) == state(onto) and over.history.losses == onto.history.losses
+    assert np.array_equal(over.parameters.gradient, onto.parameters.gradient)
 
 
 @pytest.mark.parametrize("optimiser", ["adamw8bit", "muon"])

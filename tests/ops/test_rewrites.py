@@ -1,5 +1,7 @@
 """What the CPU puts in a graph that it runs alone: other nodes, the same bits."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from arenas import bound
@@ -231,33 +233,37 @@ def test_lone_pairs_are_joined():
     assert same(as_it_is(joined), as_it_is(graph))
 
 
-def gradient(so_far, m, n):
+def gradient(so_far, m, n, add=ops.add_inplace):
     """A product, and the sum to which it is added."""
     product = ops.out_prod(normal(T, m), normal(T, n))
-    return product, ops.add_inplace(so_far, product)
+    return product, add(so_far, product)
 
 
-def embedding(so_far, n):
+def embedding(so_far, n, add):
     """The gradient of a table that is the output matrix, too; ids repeat."""
     ids = leaf(RNG.integers(0, 3, T).astype(np.int32))
     back = ops.get_rows_back(normal(T, n), ids, so_far.shape[0])
-    return ops.add_inplace(so_far, ops.add(ops.out_prod(normal(T, n), normal(T, FF)), back))
+    return add(so_far, ops.add(ops.out_prod(normal(T, n), normal(T, FF)), back))
 
 
-def test_gradients_are_added_where_they_are_made():
-    shapes = (R, N), (N, R), (N, FF), (FF, N), (FF, N)
-    sums = [np.zeros(shape, np.float32) for shape in shapes]
+@pytest.mark.parametrize("keeps", [None, 0, 1])
+def test_gradients_are_added_where_they_are_made(keeps):
+    """Or written there, which is known as the graph runs."""
+    word = leaf(np.array([keeps or 0], np.float32))
+    add = ops.add_inplace if keeps is None else partial(ops.accumulate, keeps=word)
+    shapes, begin = ((R, N), (N, R), (N, FF), (FF, N), (FF, N)), 0 if keeps != 0 else np.nan
+    sums = [np.full(shape, begin, np.float32) for shape in shapes]
     leaves = [leaf(x) for x in sums]
     back = ops.get_rows_back(normal(T, N), leaf(np.array([7, 1, 7, 7, 0], np.int32)), FF)
-    gradients = [gradient(x, *reversed(x.shape))[1] for x in leaves[:3]]
-    graph = Graph.of(*gradients, ops.add_inplace(leaves[3], back), embedding(leaves[4], N))
+    gradients = [gradient(x, *reversed(x.shape), add)[1] for x in leaves[:3]]
+    graph = Graph.of(*gradients, add(leaves[3], back), embedding(leaves[4], N, add))
     joined = by_table(graph, ONTO_SUMS)
     assert names(joined) == ["out_prod_add"] * 3 + [
         "get_rows_back_add", "out_prod_add", "get_rows_back_add"
     ]  # fmt: skip
     wanted = as_it_is(graph)
     for x in sums:
-        x[:] = 0
+        x[:] = begin
     assert same(as_it_is(joined), wanted)
     assert same([*sums], wanted) and all(w.any() for w in wanted)
 

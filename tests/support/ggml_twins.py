@@ -280,6 +280,7 @@ WITHOUT = {
     "a step of generation within the graph": """likeliest advance window_span chunk_span
         log_temperature""",
     "ggml has no Lion": "opt_step_lion",
+    "ggml fills a sum with zeros before": "accumulate",
     "ggml keeps moments in float32 alone": "opt_step_adamw_8bit",
     "ggml steps on float32 alone": """opt_step_adamw_half opt_step_adamw_8bit_half
         opt_step_lion_half opt_step_sgd_half""",

@@ -18,7 +18,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 from pyggml.jit.isa import CHOSEN
 from pyggml.kernels.gemm.choice import FASTEST, FLOATS, rounds, rounds_matrices
-from pyggml.kernels.gemm.path import Form, LowRank, Operands, Packing, Problem
+from pyggml.kernels.gemm.path import Adds, Form, LowRank, Operands, Packing, Problem
 from pyggml.kernels.gemm.paths import PATHS, call_of, packing, path_of, scratch_bytes, takes_narrow
 from pyggml.kernels.gemm.tile import BYTE_TILE, FLOAT_TILE
 from pyggml.kernels.kernel import Compute
@@ -30,6 +30,7 @@ __all__ = [
     "FLOATS",
     "FLOAT_TILE",
     "PATHS",
+    "Adds",
     "Form",
     "LowRank",
     "Operands",

@@ -72,9 +72,9 @@ def _few_tasks(kind: int) -> Code:
 def put_products(f, t, first, dots):
     """Write `dots` to token t's result from number `first` on, or add it."""
     start = t * f.n + first
-    mine = f.c[start : start + dots.size]
+    mine, adds = f.c[start : start + dots.size], f.accumulate
     for i in range(dots.size):
-        mine[i] = dots[i] + (mine[i] if f.accumulate else np.float32(0))
+        mine[i] = dots[i] + (mine[i] if adds else np.float32(0))
 
 
 @kernel

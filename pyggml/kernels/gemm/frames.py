@@ -11,7 +11,7 @@ import numpy as np
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, DType
 from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
+from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int, Switch
 from pyggml.jit.scratch import Scratch
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import frame_code, launch, of_threads, stage, whole
@@ -47,7 +47,7 @@ class Product(Frame):
     m: Int
     n: Int
     k: Int
-    accumulate: Bool
+    accumulate: Switch
 
 
 class TiledProduct(Product, Beside):

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
-from pyggml.jit.frames import Bool, Floats1, Int
+from pyggml.jit.frames import Floats1, Int, Switch
 from pyggml.jit.scratch import Layout
 from pyggml.jit.tasks import launch, of_threads, stage, task_code, whole
 from pyggml.kernels.gemm.beside import (
@@ -37,7 +37,7 @@ class LowRankProduct(Beside):
     c: Floats1
     m: Int
     n: Int
-    accumulate: Bool
+    accumulate: Switch
     n_shares: Int  # of C's groups of MR rows
 
 

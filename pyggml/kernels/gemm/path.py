@@ -17,6 +17,7 @@ from pyggml.kernels.gemm.choice import rounds
 from pyggml.kernels.kernel import Compute
 
 Form = Literal["mul_mat", "out_prod", "strided"]
+Adds = bool | np.ndarray  # whether C is added to; of (1,) float32, 0 or 1, as the product runs
 ANY = 1 << 62  # rows
 PROBLEMS = 1024  # whose paths and layouts are remembered
 
@@ -78,7 +79,7 @@ class Operands:
     a: np.ndarray  # (m, k); strided: (n_batches / i, m, k)
     b: np.ndarray  # W as its type holds it; strided: D (n_batches / j, n, k)
     scratch: np.ndarray  # uint8, of the bytes that the path's layout asks for
-    accumulate: bool
+    accumulate: Adds
     packing: Packing | None = None
     beside: LowRank | None = None
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.jit.isa import CHOSEN
@@ -21,7 +23,7 @@ from pyggml.kernels.gemm import (
 )
 from pyggml.kernels.gemm.amx import product as tiles
 from pyggml.kernels.gemm.beside import round_all
-from pyggml.kernels.gemm.path import PROBLEMS, Operands, Problem, ProductPath, layout_of
+from pyggml.kernels.gemm.path import PROBLEMS, Adds, Operands, Problem, ProductPath, layout_of
 
 # Without compiled products NumPy computes them all.
 _ALL = () if CHOSEN.compiled else (reference.NUMPY,)
@@ -141,8 +143,8 @@ def call_of(p: Problem, o: Operands) -> Call:
     )  # what is beside then comes first, see pyggml.kernels.gemm.beside
     whole, thin = replace(p, rank=0), thin_of(p)
     d, b, rounded = o.beside
-    own = replace(o, accumulate=o.accumulate or backward, beside=None)
-    other = Operands(o.c, d, b, o.scratch, o.accumulate or not backward)
+    own = replace(o, accumulate=True if backward else o.accumulate, beside=None)
+    other = Operands(o.c, d, b, o.scratch, o.accumulate if backward else True)
     calls = [_plain_call(whole, own), _plain_call(thin, other)]
     if rounded is not None:
         calls.append(Call(round_all, rounded.reshape(-1), o.c.reshape(-1)))
@@ -152,15 +154,20 @@ def call_of(p: Problem, o: Operands) -> Call:
 def _plain_call(p: Problem, o: Operands) -> Call:
     """The product on one path. Without a number to multiply, C becomes zeros or stays as it is."""
     if _is_empty(p):
-        return Call(one_by_one, () if o.accumulate else (Call(o.c.fill, 0),))
+        return Call(_begin, o.c, o.accumulate)
     if len(parts := _parts(p)) == 1:
         return path_of(p).call(p, o)
     calls = []
     for q, i, k in parts:
-        accumulate = o.accumulate or k.start > 0
+        accumulate = True if k.start > 0 else o.accumulate
         part = replace(o, c=o.c[i], a=o.a[i, k], b=o.b[k], accumulate=accumulate)
         calls.append(path_of(q).call(q, part))
     return Call(one_by_one, calls)
+
+
+def _begin(c: np.ndarray, accumulate: Adds) -> None:
+    if not accumulate:
+        c.fill(0)
 
 
 def largest_of_each_path(m: int) -> Iterator[int]:

@@ -100,9 +100,9 @@ def _code(kind: int, n_together: int) -> Code:
                 lane_dots(kind, n_together, here, f.w.row_bytes, x, f.k, to)
                 for t in range(t0, min(t0 + n_together, f.m)):
                     mine = f.c[t * f.n + unclipped : t * f.n + row + LANES]
-                    of = products[(t - t0) * LANES + unclipped - row :]
+                    of, adds = products[(t - t0) * LANES + unclipped - row :], f.accumulate
                     for i in range(mine.size):
-                        mine[i] = of[i] + (mine[i] if f.accumulate else np.float32(0))
+                        mine[i] = of[i] + (mine[i] if adds else np.float32(0))
 
     return task_code(SeveralProduct)(task_of_several)
 

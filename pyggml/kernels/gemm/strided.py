@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyggml.graph.call import Call
-from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
+from pyggml.jit.frames import Floats1, Floats2, Frame, Int, Switch
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.frames import shares
@@ -45,7 +45,7 @@ class StridedProduct(Frame):
     m: Int
     n: Int
     k: Int
-    accumulate: Bool
+    accumulate: Switch
     packed_a: Floats2  # a row for each batch
     n_shares: Int  # of A's groups of MR rows
     # of each thread

@@ -14,7 +14,7 @@ import numpy as np
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.jit import Code, kernel
-from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
+from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int, Switch
 from pyggml.jit.scratch import Array, Layout, per_thread
 from pyggml.jit.simd import fill
 from pyggml.jit.tasks import launch, of_threads, pieces, stage, task_code, whole
@@ -48,7 +48,7 @@ class ThinProduct(Frame):
     x_step: Int  # floats from row to row of x
     n_other: Int  # rows of C in `rows`, numbers of its rows in `outer`
     each: Int  # of these, a task's
-    accumulate: Bool
+    accumulate: Switch
     transposed: Bool  # `outer` makes (K, R)
     sums: Floats2  # of each thread: of a tile in `rows`, (R, OUTER_COLUMNS) in `outer`
 

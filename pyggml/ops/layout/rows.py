@@ -260,18 +260,24 @@ def _add_sums(table, dy, numbers, order, total):
 
 
 def _scatter_sums(
-    table: np.ndarray, dy: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int, total: np.ndarray
-) -> None:
+    table: np.ndarray, dy: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int,
+    total: np.ndarray, keeps: np.ndarray | bool,
+) -> None:  # fmt: skip
+    if not keeps:
+        table.fill(0)
     numbers = row_numbers("get_rows_back_add", ids, batch, n_rows)
     _add_sums(table, dy, numbers, np.argsort(numbers, kind="stable"), total)
 
 
 def _get_rows_back_add_run(site: Site) -> Call:
-    _, dy, ids = site.src
+    """With a further source before dy, it says whether the table is added to."""
+    *_, keeps = True, *site.src[1:-2]
+    dy, ids = site.src[-2:]
     n, p = dy.shape[-1], site.node.params
     arrays = site.out.reshape(-1, n), dy.reshape(-1, n), ids
     total = site.scratch.view(np.float32)[:n]
-    return onto_first(site, Call(_scatter_sums, *arrays, p["batch"], p["n_rows"], total))
+    call = Call(_scatter_sums, *arrays, p["batch"], p["n_rows"], total, keeps)
+    return onto_first(site, call)
 
 
 def _get_rows_back_add_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:

@@ -43,7 +43,7 @@ def strided(
     a: np.ndarray,
     b: np.ndarray,
     scratch: np.ndarray,
-    accumulate: bool,
+    accumulate: gemm.Adds,
 ) -> Call:
     """c (+)= a · bᵀ; b may have fewer batches. p: their `strided_problem`.
 

@@ -221,7 +221,7 @@ def _out_prod_problem(node: Tensor, compute: Compute) -> gemm.Problem:
     return problem_of("out_prod", node, swap_axes(node.src[-1]), compute)
 
 
-def _out_prod_call(site: Site, accumulate: bool) -> Call:
+def _out_prod_call(site: Site, accumulate: gemm.Adds) -> Call:
     p = _out_prod_problem(site.node, site.compute)
     return bind(site, p, site.src[-1].swapaxes(-1, -2), "out_prod", accumulate)
 
@@ -268,7 +268,9 @@ cpu_kernel(OUT_PROD, lambda site: _out_prod_call(site, accumulate=False), scratc
 
 
 def _out_prod_add_run(site: Site) -> Call:
-    return onto_first(site, _out_prod_call(site, accumulate=True))
+    """With a further source before a and b, it says whether c is added to."""
+    *_, keeps = True, *site.src[1:-2]
+    return onto_first(site, _out_prod_call(site, accumulate=keeps))
 
 
 def _out_prod_add_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor, Tensor]:

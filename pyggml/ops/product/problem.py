@@ -70,7 +70,7 @@ def bind(
     p: gemm.Problem,
     rows: np.ndarray,
     form: gemm.Form,
-    accumulate: bool,
+    accumulate: gemm.Adds,
     beside: gemm.LowRank | None = None,
 ) -> Call:
     """The product p of a node in its memory, of rows (…, T, K) and the source before the last."""
