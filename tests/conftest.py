@@ -43,7 +43,9 @@ N_WORKERS = 3
 # Files that take a minute each where kernels are compiled anew: the first, so that all processes of
 # a whole run end at the same time.
 LONG_FILES = (
+    "test_every_op.py",
     "kernels/gemm/test_isa.py",
+    "test_guard_pages.py",
     "test_lessons.py",
     "backends/test_webgpu.py",
     "backends/test_webgpu_models.py",
