@@ -1,6 +1,7 @@
 """`pyggml embed`: texts → vectors, their cosines, or scores of a reranker."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _FORMATS = (".npy", ".jsonl", ".txt")
 )
 @model_options
 @grouped_option("text", "-p --prompt", "a text; again for another", multiple=True)
-@grouped_option("text", "-f --file", "UTF-8 file with a text on each line", type=PATH)
+@grouped_option("text", "-f --file", "UTF-8 file of a text a line; - is standard input", type=PATH)
 @pooling_option("text", True, "none")
 @grouped_option("text", "--no-normalise", "vectors of any length", is_flag=True)
 @grouped_option("output", "--cosine", "print the cosine of every pair", is_flag=True)
@@ -91,7 +92,8 @@ def _check(
 def _lines(path: Path) -> list[str]:
     """The texts of a file; empty lines are left out, which is said."""
     try:
-        lines = read_bytes(path, _MOST_BYTES).decode().splitlines()
+        raw = sys.stdin.buffer.read() if str(path) == "-" else read_bytes(path, _MOST_BYTES)
+        lines = raw.decode().splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is no UTF-8") from None
     texts = [line for line in lines if line.strip()]

@@ -42,6 +42,7 @@ SETTINGS: dict[str, Any] = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
 }
 _METAVARS = {click.Choice: "WORD", click.IntRange: "N", click.FloatRange: "X", InputPath: "FILE"}
+_HALF = re.compile("[\ud800-\udfff]")
 _FORCE = "pyggml.force"
 _SCREEN = 30  # lines of a short help, above which it has its first paragraph alone
 
@@ -81,6 +82,14 @@ class GroupedOption(click.Option):
             super().add_to_parser(parser, ctx)
         finally:
             self.opts, self.secondary_opts = own
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """As click's; BadParameter for words that are no UTF-8. Names of files may be any bytes."""
+        words = value if isinstance(value, tuple | list) else [value]
+        if self.type is click.STRING and any(isinstance(w, str) and _HALF.search(w) for w in words):
+            fault = "has half of a surrogate pair, a byte that is no text, wanted UTF-8"
+            raise click.BadParameter(fault, ctx, self)
+        return super().type_cast_value(ctx, value)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """As click's; a switch is written --[no-]name."""
@@ -142,6 +151,8 @@ class GroupedCommand(click.Command):
         own = {name for option in self.params for name in option.opts}
         if strange := [a for a in args if a[:1] == "-" and a[1:] in OF_LLAMA_CPP and a not in own]:
             raise click.NoSuchOption(strange[0], ctx=ctx)
+        if sum(a.partition("=")[0] == "--config" for a in args) > 1:
+            raise click.UsageError("--config is given twice, wanted one file of settings", ctx)
         return super().parse_args(ctx, [*self._plain_switches(ctx, args)])
 
     def _plain_switches(self, ctx: click.Context, args: Sequence[str]) -> Iterator[str]:

@@ -14,6 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pyggml.cli.terminal.kinds import FileKind
 from pyggml.cli.terminal.paths import check_output
 from pyggml.errors import ConfigError
 
+_MOST_FILES = 1 << 16  # of a folder: training reads none that has more
 _PART = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})\.gguf", re.DOTALL)  # of a model in several files
 # What is said of a parameter's file where its name says too little.
 _WORDS = {
@@ -76,7 +78,10 @@ class OutputPath(click.Path):
         self.kind, self.may_be_folder = kind, may_be_folder
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path. ConfigError for `.` and `/`, beside which nothing could be named."""
+        """The path. ConfigError for `.` and `/`, beside which nothing could be named, and for `-`,
+        which elsewhere is standard output."""
+        if value == "-":
+            raise ConfigError("-: standard output takes no file, wanted the name of one to write")
         path: Any = super().convert(value, param, ctx)
         if not (path.name or self.may_be_folder):
             raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
@@ -188,8 +193,8 @@ def _files(path: Path) -> Iterator[Path]:
         if part:
             yield from path.parent.glob(f"{glob.escape(part[1])}-*-of-{part[2]}.gguf")
         elif path.is_dir():
-            for folder, _, names in os.walk(path):
-                yield from (Path(folder, name) for name in names)
+            names = (Path(to, name) for to, _, names in os.walk(path) for name in names)
+            yield from islice(names, _MOST_FILES)
         elif glob.has_magic(str(path)):
             # Path.glob takes no pattern that is absolute.
             yield from map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207

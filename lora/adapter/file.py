@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
+from pyggml.errors import NotFiniteError
 from pyggml.gguf import TensorSource
 from pyggml.graph.dtypes import F32
 from pyggml.model import Model
@@ -55,8 +56,8 @@ def write_adapter(
 ) -> None:
     """Write updates of a model, by the name of their tensor; `more` are further keys.
 
-    An older file at `path` stays whole until the new one is complete. PyggmlError if the disk
-    refuses.
+    An older file at `path` stays whole until the new one is complete. NotFiniteError for numbers
+    that are not finite, PyggmlError if the disk refuses.
     """
     alphas = [u.alpha for u in updates.values()]
     alpha = Counter(alphas).most_common(1)[0][0]
@@ -74,5 +75,7 @@ def write_adapter(
         ratio = np.float32(update.alpha / np.float32(alpha))
         b = update.b if ratio == 1 else update.b * ratio
         for suffix, values in zip(SUFFIXES, (update.a, b), strict=True):
+            if not np.isfinite(values).all():
+                raise NotFiniteError(f"{base + suffix}: not all of its numbers are finite")
             tensors.append((base + suffix, F32, values.shape, values))
     gguf.write(path, {**metadata, **more}, tensors)

@@ -36,7 +36,7 @@ def reason_of(error: Exception, first: tuple[int, int] | None = None) -> str:
     before = at if text[at : at + 1] == "," else len(text[:at].rstrip(SPACE)) - 1
     if text[before : before + 1] == "," and text[before + 1 :].lstrip(SPACE)[:1] in ("}", "]"):
         return lonely(where(before))
-    return f"{error.msg} at {where(at)}"
+    return f"{error.msg.removesuffix(' at')} at {where(at)}"
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class Gradients(Mapping[str, np.ndarray]):
     _arrays: Mapping[str, np.ndarray]
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._arrays:
+            raise KeyError(f"{name} is none of {first_names([*self._arrays], 3)}")
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:

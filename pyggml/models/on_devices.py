@@ -167,7 +167,9 @@ class ModelOnDevices:
             return None
         if not devices:
             choice = "wanted a device beside the CPU: device cuda, webgpu or auto"
-            raise ConfigError([("gpu_layers", f"is {gpu_layers}, {choice}")])
+            word = ",".join(f"{share:g}" for share in shares)
+            given = ("split", word) if word and gpu_layers == "all" else ("gpu_layers", gpu_layers)
+            raise ConfigError([(given[0], f"is {given[1]}, {choice}")])
         if gpu_layers == "auto":
             return self.place_what_fits(self.lack_in_use, shares)
         if n >= n_all and len(devices) == 1 and not shares:

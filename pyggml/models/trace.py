@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.errors import NoGradientError
+from pyggml.errors import NoGradientError, first_names
 from pyggml.models.taps import Edit, fits
 
 Arrays = Mapping[str, np.ndarray | list[np.ndarray]]  # of one text, or of each of several
@@ -48,7 +48,12 @@ class Trace:
 
         KeyError for a name that was not read.
         """
-        return self._values[name][-1]
+        return self._read(name)[-1]
+
+    def _read(self, name: str) -> list[Any]:
+        if name not in self._values:
+            raise KeyError(f"{name} was not read, but {first_names(self.names, 3) or 'nothing'}")
+        return self._values[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._values
@@ -58,7 +63,7 @@ class Trace:
 
         Of a trainer: of every batch that it learned from, or of those of its validations.
         """
-        return self._validations.get(name, []) if validation else self._values[name]
+        return self._validations.get(name, []) if validation else self._read(name)
 
     def grad(self, name: str) -> Any:
         """d(loss)/d(activation) of the last run with a loss, as `t[name]`.
@@ -76,11 +81,7 @@ class Trace:
         return self._grads[name]
 
     def record(
-        self,
-        values: Arrays,
-        grads: Arrays | None = None,
-        *,
-        validation: bool = False,
+        self, values: Arrays, grads: Arrays | None = None, *, validation: bool = False
     ) -> None:
         """Take in what is read of a run's activations, and perhaps of their gradients."""
         for kept, arrays in (

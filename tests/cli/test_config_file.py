@@ -72,6 +72,18 @@ def test_a_word_is_what_it_looks_like(given, line, parameter, value):
     assert type(found.values[parameter]) is type(value)
 
 
+def test_home_is_what_it_is_in_a_shell(given, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("USERPROFILE", "/home/me")
+    found = given("model: ~/m.gguf\nfile: [~/a.txt, b~]\noutput: '~/o.gguf'\nprompt: ~/is text")
+    assert found.values == {
+        "model": Path("/home/me/m.gguf"),
+        "data": ("/home/me/a.txt", "b~"),
+        "output": Path("/home/me/o.gguf"),
+        "prompt": "~/is text",
+    }
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "lr:\n", "lr: ~\n", "lr: null"])
 def test_nothing_is_given_by_nothing(given, text):
     assert given(text).values == {}

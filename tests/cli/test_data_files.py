@@ -167,6 +167,7 @@ def test_the_same_rows_are_the_same_wherever_they_come_from(read, command, tmp_p
     ended, found = read(f"/dev/fd/{reader}")
     os.close(reader)
     assert (ended.code, found) == (0, wanted), ended.err
+    assert "pyggml-" not in ended.out, "the name of the copy"
 
 
 # -- kinds: what each command makes of rows of each purpose -----------------------------------

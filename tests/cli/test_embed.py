@@ -1,5 +1,6 @@
 """pyggml embed: vectors in three formats, cosines, scores of a reranker, refusals."""
 
+import io
 import json
 
 import numpy as np
@@ -20,7 +21,7 @@ def reranker(tmp_path_factory):
     return tiny_models.write(path, "qwen3", None, VOCABULARY, head, len(TOKENS), tiny_models.scaled)
 
 
-def test_vectors_are_the_library_s_in_each_format(pyggml, tiny, tmp_path):
+def test_vectors_are_the_library_s_in_each_format(pyggml, tiny, tmp_path, monkeypatch):
     wanted = library.load(tiny).embed(TEXTS, "mean")
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join([TEXTS[1], "", TEXTS[2]]))
@@ -31,6 +32,8 @@ def test_vectors_are_the_library_s_in_each_format(pyggml, tiny, tmp_path):
     np.testing.assert_array_equal([np.float32(row["embedding"]) for row in rows], wanted)
     assert "1 empty line left out" in printed.err
     assert "3 texts, 32 numbers, pooled by mean" in printed.err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts.read_bytes())))
+    assert pyggml(*given[:5], "-f", "-", *given[7:]).out == printed.out
     for ending in (".npy", ".jsonl", ".txt"):
         path = tmp_path / f"out{ending}"
         assert pyggml(*given, "-o", path).code == 0

@@ -152,6 +152,8 @@ def test_where_blocks_are(model, n_layers, shares, wanted):
         (("-ngl", -1), "is '-1', wanted a number of blocks from 0 on, all or auto"),
         (("-ngl", "some"), "is 'some', wanted a number of blocks from 0 on, all or auto"),
         (("-ngl", 2), f"--gpu-layers is 2, {MISSING}"),
+        (("--split", "1,2.5"), f"--split is 1,2.5, {MISSING}"),
+        (("-ngl", 2, "--split", "1,2"), f"--gpu-layers is 2, {MISSING}"),
         (("--stream-weights", "on"), "--stream-weights is on, wanted a device that can stream"),
         (("--split", "1,x"), "is '1,x', wanted a share for each device, such as 3,1"),
         (

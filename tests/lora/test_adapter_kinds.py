@@ -6,7 +6,7 @@ from tiny_models import NO_VOCABULARY, write_llama
 
 import pyggml
 from pyggml import gguf
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, NotFiniteError
 from pyggml.graph.tensor import leaf
 from pyggml.lora import (
     LoraConfig,
@@ -268,6 +268,17 @@ def test_rates_are_parts_of_the_buffers():
     p.tensors["b"].data[:] = 1
     assert p.data[48:88].all() and not p.data[:48].any()
     assert Parameters(shapes).groups == ((0, 96, 1.0),)
+
+
+def test_an_adapter_that_is_not_finite_is_not_written(tiny, tmp_path):
+    adapter = made(tiny)
+    path = tmp_path / "a.gguf"
+    adapter.save(path)
+    before = path.read_bytes()
+    adapter.parameters.tensors["blk.0.attn_q.weight.lora_b"].data[1, 1] = np.nan
+    with pytest.raises(NotFiniteError, match=r"^blk.0.attn_q.weight.lora_b: not all"):
+        adapter.save(path)
+    assert path.read_bytes() == before
 
 
 def test_own_tensors_train_and_save(tiny, corpus_of, tmp_path):

@@ -56,6 +56,13 @@ def test_text_windows_follow_each_other_without_overlap(tmp_path):
     np.testing.assert_array_equal(corpus.validation.tokens.reshape(-1), ids[80:])
 
 
+def test_arguments_of_another_kind_are_named():
+    with pytest.raises(DataError, match=r"^\(\) is no tokenizer, wanted one, as model.tokenizer"):
+        read_corpus("a.txt", ())
+    with pytest.raises(DataError, match=r"^\{'text': 'a'\} is no file; `corpus` takes rows"):
+        read_corpus([{"text": "a"}], Letters())
+
+
 def test_documents_are_held_out_whole(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ["abcdefgh" * 3, "ijkl" * 9, "xyz" * 5])
     corpus = read_corpus(path, Letters(), DataConfig(ctx=6, val_split=0.3, val_shuffle=False))

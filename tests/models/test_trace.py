@@ -97,6 +97,17 @@ def test_reading_changes_no_bit(model, logits):
     np.testing.assert_array_equal(model.logits(IDS), logits)
 
 
+def test_what_was_not_read_is_named(model):
+    with model.trace("blk.*.out") as t:
+        model.logits(IDS)
+    for ask in (t.__getitem__, t.runs):
+        with pytest.raises(KeyError, match="mid was not read, but blk.0.out, blk.1.out"):
+            ask("blk.0.mid")
+    gradients = model.grad(lambda t: t["logits"][-1, 5], IDS, "blk.0.out")
+    with pytest.raises(KeyError, match="mid is none of blk.0.out"):
+        gradients["blk.0.mid"]
+
+
 def test_activations_are_those_that_the_graph_computed(model):
     """By hand, from one to the next: the residual stream, and a module's product."""
     with model.trace("*") as t:

@@ -8,6 +8,7 @@ from typing import Any
 from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
 from pyggml.files.json_text import finite
 from pyggml.look.intervals import clustered_proportion, proportion
+from pyggml.lora.data.reading.expand import shown_path
 from pyggml.lora.evaluate import Answers, Difference, Interval, compare_answers, compare_tokens
 from pyggml.lora.evaluate.classes import ClassAnswers
 from pyggml.lora.evaluate.groups import NearestAnswers
@@ -20,7 +21,7 @@ def record(file: File, names: Sequence[str], results: Sequence[Answers | TokenRe
     """What all models made of a file."""
     answers = [r for r in results if isinstance(r, Answers)]
     tokens = [r for r in results if isinstance(r, TokenResult)]
-    about: _Object = {"file": str(file.path), "kind": file.kind, "n": len(file.rows)}
+    about: _Object = {"file": shown_path(file.path), "kind": file.kind, "n": len(file.rows)}
     if answers:
         if file.kind not in (WRITTEN, GROUPS):
             about["chance"] = file.chance

@@ -7,13 +7,8 @@ from pyggml.cli.commands.eval.files import File, TokenResult, are_comparable
 from pyggml.cli.terminal.lines import Line, confusion_lines, say_lines
 from pyggml.cli.terminal.show import plural, printable, say
 from pyggml.look.intervals import clustered_proportion, proportion
-from pyggml.lora.evaluate import (
-    MEASURES,
-    Answers,
-    Interval,
-    compare_answers,
-    compare_tokens,
-)
+from pyggml.lora.data.reading.expand import shown_path
+from pyggml.lora.evaluate import MEASURES, Answers, Interval, compare_answers, compare_tokens
 from pyggml.lora.evaluate.classes import ClassAnswers
 from pyggml.lora.evaluate.groups import NearestAnswers
 from pyggml.lora.evaluate.rows import GROUPS, PAIRS, WRITTEN
@@ -25,7 +20,7 @@ def show(file: File, names: Sequence[str], results: Sequence[Answers | TokenResu
     """Print what all models made of a file."""
     answers = [r for r in results if isinstance(r, Answers)]
     tokens = [r for r in results if isinstance(r, TokenResult)]
-    say(f"{file.path}: {_about(file, tokens)}\n")
+    say(f"{shown_path(file.path)}: {_about(file, tokens)}\n")
     called = [printable(name) for name in names]
     say_lines(_of_answers(file, called, answers) if answers else _of_tokens(called, tokens))
     say()

@@ -5,6 +5,7 @@ until checked: its size and depth are bounded, and it can make no objects and no
 """
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pyggml.cli.terminal.help import TITLES, GroupedOption
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import written_kind
 from pyggml.cli.terminal.options import ListType, Names, Patterns, Size
+from pyggml.cli.terminal.places import Reads
 from pyggml.errors import ConfigError, cause_of, suggestion
 from pyggml.files import open_regular, replacing
 
@@ -99,6 +101,8 @@ def _convert(value: Any, option: click.Parameter) -> Any:
 
     Ranges and the types of numbers are checked by the settings themselves.
     """
+    if isinstance(option.type, Reads | click.Path):
+        value = _at_home(value)
     if isinstance(option.type, click.Path):
         if not isinstance(value, str) or not value:
             raise ValueError("a path")
@@ -128,6 +132,13 @@ def _convert(value: Any, option: click.Parameter) -> Any:
         except click.BadParameter as error:
             raise ValueError(error.message.partition("wanted ")[2]) from None
     return _scalar(value, option.type)
+
+
+def _at_home(value: Any) -> Any:
+    """The paths in a value, with ~ as a shell reads it."""
+    if isinstance(value, list):
+        return [*map(_at_home, value)]
+    return os.path.expanduser(value) if isinstance(value, str) else value  # noqa: PTH111
 
 
 def _words(value: Any, kind: Names) -> tuple[str, ...]:

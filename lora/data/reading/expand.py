@@ -220,6 +220,11 @@ def _beginning(pipe: io.BufferedReader, path: Path) -> bytes:
     return start
 
 
+def shown_path(path: Path) -> str:
+    """A file as the user knows it: the copy of a pipe by the pipe's name."""
+    return path.name if path.parent.parent == Path(_folder().name) else str(path)
+
+
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """Where copies lie until the process ends."""

@@ -35,11 +35,13 @@ class Source:
         """`a.jsonl:2` is a.jsonl with the weight 2; a Path is never cut.
 
         What stands after the last colon is a weight if it is a number, else part of the path, so
-        that of a file named `a:2` the weight is written too: `a:2:1`. Raises DataError for a weight
-        that is not above 0 or more than MOST_WEIGHT.
+        that of a file named `a:2` the weight is written too: `a:2:1`. Raises DataError for what is
+        no path, and for a weight that is not above 0 or more than MOST_WEIGHT.
         """
         if isinstance(given, Source):
             return given
+        if not isinstance(given, str | os.PathLike):
+            raise DataError(f"{given!r:.60} is no file; `corpus` takes rows of a program")
         parts = _WEIGHTED.fullmatch(given) if isinstance(given, str) else None
         if parts is None:
             return Source(Path(given))

@@ -49,6 +49,8 @@ class RowReader:
         cache: TokenCache | None,
         purpose: str = "training",
     ) -> None:
+        if not hasattr(tokenizer, "encode"):
+            raise DataError(f"{tokenizer!r:.60} is no tokenizer, wanted one, as model.tokenizer")
         self.tokenizer, self.cache = tokenizer, cache
         self.config, self.ctx = config, config.ctx
         self.encoding = Encoding.of(config, tokenizer)
