@@ -1,8 +1,10 @@
 """Hyperparameters of a model of about so many parameters.
 
 The width is a multiple of the size of a head, and a layer comes with each head or so: width / depth
-is 40 to 96, as in GPT-2 (64), Pythia (64 to 128) and Llama (80 to 128). A feed-forward part has
-about 8 · width² numbers: 4 · width with two matrices, 8/3 · width with three (Shazeer 2020).
+is 40 to 96, as in GPT-2 (64), Pythia (64 to 128) and Llama (80 to 128). There are as many layers as
+in the architecture's example at least, one of each kind: llama.cpp ends the process over a hybrid
+without attention, or without a window. A feed-forward part has about 8 · width² numbers: 4 · width
+with two matrices, 8/3 · width with three (Shazeer 2020).
 """
 
 import math
@@ -27,7 +29,7 @@ _OF_A_HEAD = "attention.key_length", "attention.value_length", "rope.dimension_c
 _OUTPUT = "output.weight"
 # Optional here, as some files lack them; llama.cpp loads no file without them.
 _IN_LLAMA_CPP = dict.fromkeys(
-    ("gpt2", "starcoder", "starcoder2", "bloom", "codeshell", "jais", "jais2"),
+    ("gpt2", "gptneox", "starcoder", "starcoder2", "bloom", "codeshell", "jais", "jais2"),
     r"blk\..*\.bias",
 ) | {
     "gpt-oss": r"blk\..*attn_\w+\.bias",
@@ -131,6 +133,7 @@ class _Sizer:
     ) -> None:
         self._of, self._n_vocab, self._n_ctx = of, n_vocab, n_ctx
         self._tied, self._keys = tied, dict(keys)
+        self._n_example = of.example.get(_DEPTH, _DEPTH_OF_EXAMPLES)
         self.fault = ""
 
     @property
@@ -146,11 +149,11 @@ class _Sizer:
         flattest model has more, and of the two before it, with all depths that go with them."""
         last: list[int] = []
         for width in self._widths():
-            flattest = self._sized(width, _depths(width)[0])
+            flattest = self._sized(width, self._depths(width)[0])
             last = [*last[-2:], width]
             if flattest[0][0] >= n_params if flattest else width > _SMALL_WIDTH:
                 break
-        return [of for width in last for n in _depths(width) for of in self._sized(width, n)]
+        return [of for width in last for n in self._depths(width) for of in self._sized(width, n)]
 
     def _widths(self) -> Iterator[int]:
         """The widths to try, in rising order, that the keys' heads share; that of the keys alone,
@@ -204,6 +207,14 @@ class _Sizer:
             sizes |= rwkv.sizes(self._of.name, width)
         return self._with(sizes)
 
+    def _depths(self, width: int) -> range:
+        """The numbers of layers that go with a width; that of the keys alone, if they name one."""
+        own = self._keys.get(self._full(_DEPTH))
+        if type(own) is int and own > 0:
+            return range(own, own + 1)
+        width, least = min(width, _MOST_WIDTH), self._n_example
+        return range(max(least, width // _FLATTEST), max(least, width // _DEEPEST) + 1)
+
     def _heads(self, width: int, head: int) -> int:
         """Their number: that of the keys, or as many of this size as the width has. ModelError if
         they share it unevenly and have no size of their own."""
@@ -216,20 +227,13 @@ class _Sizer:
 
     def _with(self, sizes: Metadata) -> Metadata:
         """Keys of these sizes. What the architecture's example has by layer goes on as there."""
-        n_example = self._of.example.get(_DEPTH, _DEPTH_OF_EXAMPLES)
         by_layer = {
             k: np.resize(v, sizes[_DEPTH])
             for k, v in self._of.example.items()
-            if isinstance(v, np.ndarray) and v.shape == (n_example,)
+            if isinstance(v, np.ndarray) and v.shape == (self._n_example,)
         }
         required = _REQUIRED.get(self._of.name, {})
         return small_metadata(self._of, required | sizes | by_layer) | self._keys
-
-
-def _depths(width: int) -> range:
-    """The numbers of layers that go with a width."""
-    width = min(width, _MOST_WIDTH)
-    return range(max(1, width // _FLATTEST), max(2, width // _DEEPEST) + 1)
 
 
 def _rank(architecture: str, width: int) -> int:

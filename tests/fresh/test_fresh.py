@@ -11,8 +11,9 @@ import pyggml
 from pyggml.errors import ConfigError, ModelError
 from pyggml.fresh import Fresh, count, hyperparameters, vocabulary_fields, write
 from pyggml.fresh.initial import WITHOUT, initial
+from pyggml.fresh.sizes import is_there
 from pyggml.graph.dtypes import BF16, F16, F32
-from pyggml.models import ARCHITECTURES
+from pyggml.models import ARCHITECTURES, tensors_of
 from pyggml.tokenizer import from_metadata
 
 TEXT = "In Köln lebt ein Kater, der heißt Jakob. Jakob lebt in Köln am Rhein, am Rhein. " * 20
@@ -125,6 +126,19 @@ def test_first_numbers_of_rwkv():
     assert (initial("blk.1.time_mix_output.weight", (n, n), "rwkv6", 2) == 0).all()
     key = initial("blk.1.time_mix_key.weight", (n, n), "rwkv7", 2)
     np.testing.assert_allclose(key @ key.T, 0.01 * np.eye(n), atol=1e-6)
+
+
+def test_a_hybrid_has_a_layer_of_each_kind_as_llama_cpp_wants():
+    for keys in ({}, {"lfm2.block_count": 5}):
+        metadata = hyperparameters("lfm2", 900_000, N_VOCAB, 64, keys=keys)
+        kinds = metadata["lfm2.attention.head_count_kv"]
+        assert len(kinds) == metadata["lfm2.block_count"] == keys.get("lfm2.block_count", 2)
+        assert set(map(bool, kinds)) == {True, False}
+        assert 0.5 < count(metadata, N_VOCAB) / 900_000 < 1.5
+    metadata = hyperparameters("gptneox", 400_000, N_VOCAB, 64)
+    assert is_there(
+        "gptneox", "blk.0.attn_qkv.bias", tensors_of(metadata, N_VOCAB)["blk.0.attn_qkv.bias"], True
+    )
 
 
 def test_what_has_no_first_numbers_is_refused(fields):
