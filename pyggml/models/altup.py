@@ -117,10 +117,6 @@ class AltUp(Part):
     norm: Norm
     own: PerLayerInput
 
-    @property
-    def inner(self) -> tuple[Part, ...]:
-        return (self.body,)
-
     branch = ""
 
     def tensors(self, at: str) -> Tensors:

@@ -1,10 +1,14 @@
-"""The declaration of an architecture."""
+"""The declaration of an architecture, and what each is written with: a `Reader` of
+hyperparameters, of which a `Decoder` of `Part`s is made."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.part import Part
+
+__all__ = ["Architecture", "Decoder", "Part", "Reader"]
 
 
 @dataclass(frozen=True, slots=True)

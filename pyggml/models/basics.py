@@ -24,10 +24,7 @@ from pyggml.models.part import Part
 from pyggml.models.rope import Rope, read_local_rope, read_rope
 
 # Keys of a small model with windows in every other layer.
-WINDOWS: dict[str, object] = {
-    "attention.sliding_window": 8,
-    "attention.sliding_window_pattern": 2,
-}
+WINDOWS: dict[str, object] = {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +40,12 @@ class Basics:
     norm: Callable[[str], Norm]  # name -> a norm over n_embd
     rope: Rope | None
     fused_qkv: tuple[bool, ...]  # layer -> whether q, k and v come from one matrix
+
+    @property
+    def rotary(self) -> Rope:
+        """The rotation of a model that has one."""
+        assert self.rope is not None
+        return self.rope
 
     def attention(self, layer: int, kind: type[Attention] = Attention, /, **more: Any) -> Attention:
         """Attention of one layer, with rotary positions if the model has any."""
@@ -89,14 +92,20 @@ class Basics:
         """A feed-forward part of one layer without a gate."""
         return FeedForward(self.config.n_embd, self.n_ff[layer], activation)
 
-    def pre_norm(self, attention: Part, feed_forward: Part, factor: float = 1.0) -> Part:
-        """x += factor · attention(norm x), x += factor · feed_forward(norm x): the usual block."""
-        return Chain(
-            (
-                residual(self.norm("attn_norm"), attention, factor=factor),
-                residual(self.norm("ffn_norm"), feed_forward, factor=factor),
-            )
-        )
+    def pre_norm(
+        self, attention: Part, feed_forward: Part, factor: float = 1.0, second: str = "ffn_norm"
+    ) -> Part:
+        """x += factor · attention(norm x), x += factor · feed_forward(norm x): the usual block.
+
+        second: the name of the second norm.
+        """
+        attended = residual(self.norm("attn_norm"), attention, factor=factor)
+        return Chain((attended, residual(self.norm(second), feed_forward, factor=factor)))
+
+    def post_norm(self, attention: Part, feed_forward: Part) -> Part:
+        """x += norm(attention x), x += norm(feed_forward x): norms after, and none before."""
+        attended = residual(attention, self.norm("post_attention_norm"))
+        return Chain((attended, residual(feed_forward, self.norm("post_ffw_norm"))))
 
     def parallel(
         self,
@@ -192,11 +201,10 @@ def read_windows(
     rope.dimension_count_swa. The file
     may have attention.sliding_window if `window` is its default, and must without.
     """
-    assert b.rope is not None
-    base, scaling = b.rope.freq_base, {x: getattr(b.rope, x) for x in ("freq_scale", "factors")}
+    base, scaling = b.rotary.freq_base, {x: getattr(b.rotary, x) for x in ("freq_scale", "factors")}
     here = {
         "window": r.count("attention.sliding_window", window, least=0 if window == 0 else 1),
-        "rope": rope or read_local_rope(r, b.rope, b.heads[0].size, base, **scaling),
+        "rope": rope or read_local_rope(r, b.rotary, b.heads[0].size, base, **scaling),
     }
     windowed = r.pattern(b.config.n_layer, period, dense_first)
     return tuple(here if here["window"] and w else {} for w in windowed)

@@ -6,7 +6,7 @@ from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, TensorSpec, merge_tensors
+from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import add, mul, scale
 
 
@@ -20,13 +20,6 @@ class Chain(Part):
     def branch(self) -> str:
         named = [part for part in self.parts if not isinstance(part, Norm)]
         return named[-1].branch if named else ""
-
-    def tensors(self, at: str) -> Tensors:
-        return merge_tensors(part.tensors(at) for part in self.parts)
-
-    @property
-    def inner(self) -> tuple[Part, ...]:
-        return self.parts
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -42,13 +35,6 @@ class Residual(Part):
     factor: float = 1.0
 
     branch = ""  # its output is none
-
-    def tensors(self, at: str) -> Tensors:
-        return self.body.tensors(at)
-
-    @property
-    def inner(self) -> tuple[Part, ...]:
-        return (self.body,)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         y = self.body(net, at, x)
@@ -68,13 +54,6 @@ class Scaled(Part):
     def branch(self) -> str:
         return self.body.branch
 
-    def tensors(self, at: str) -> Tensors:
-        return self.body.tensors(at)
-
-    @property
-    def inner(self) -> tuple[Part, ...]:
-        return (self.body,)
-
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         return scale(self.body(net, at, x), self.factor)
 
@@ -90,13 +69,6 @@ class Sum(Part):
         """Of experts beside a shared one, theirs; "" for attention beside a feed-forward part."""
         first, *rest = dict.fromkeys(part.branch for part in self.parts)
         return "" if rest else first
-
-    def tensors(self, at: str) -> Tensors:
-        return merge_tensors(part.tensors(at) for part in self.parts)
-
-    @property
-    def inner(self) -> tuple[Part, ...]:
-        return self.parts
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         first, *rest = self.parts

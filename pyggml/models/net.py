@@ -81,11 +81,7 @@ class Inputs:
 
     @classmethod
     def empty(
-        cls,
-        n_tokens: int,
-        n_ctx: int | None = None,
-        with_rows: bool = False,
-        causal: bool = True,
+        cls, n_tokens: int, n_ctx: int | None = None, with_rows: bool = False, causal: bool = True
     ) -> Inputs:
         """Leaves of zeros, filled by pyggml.models.texts.fill; n_ctx is n_tokens by default."""
         return cls(

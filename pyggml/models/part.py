@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import fields
 
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
-from pyggml.models.weights import Tensors
+from pyggml.models.weights import Tensors, merge_tensors
 
 
 class Part(ABC):
@@ -28,9 +29,10 @@ class Part(ABC):
         """The name of what a residual branch with this part adds; "" where others name it."""
         return "attn_out"
 
-    @abstractmethod
     def tensors(self, at: str) -> Tensors:
-        """The tensors that this part needs under a prefix, in order of use."""
+        """The tensors that this part needs under a prefix, in order of use: those of the parts that
+        it is made of."""
+        return merge_tensors(part.tensors(at) for part in self.inner)
 
     @abstractmethod
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
@@ -38,8 +40,10 @@ class Part(ABC):
 
     @property
     def inner(self) -> tuple[Part, ...]:
-        """The parts that it is made of, with the same prefix."""
-        return ()
+        """The parts that it is made of, with the same prefix: those that its fields hold."""
+        held = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        every = (part for one in held for part in (one if isinstance(one, tuple) else (one,)))
+        return tuple(part for part in every if isinstance(part, Part))
 
     def rows(self, at: str) -> Mapping[str, tuple[int, int]]:
         """What a cache keeps of each token: name in Cache.rows -> heads, numbers of a head."""

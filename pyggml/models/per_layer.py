@@ -33,9 +33,7 @@ class PerLayerInputs(Part):
 
     def tensors(self, at: str) -> Tensors:
         width = self.n_layer * self.n
-        ours = {
-            f"{at}per_layer_token_embd.weight": TensorSpec((self.n_vocab, width)),
-        }
+        ours = {f"{at}per_layer_token_embd.weight": TensorSpec((self.n_vocab, width))}
         projection = latent_matrix(f"{at}per_layer_model_proj", width, self.n_embd)
         return merge_tensors([ours, projection, self.norm.tensors(at)])
 

@@ -1,11 +1,9 @@
 """afmoe: Trinity. Four norms in a block; a gate for each number of attention; experts beside a
 shared one in all layers but the first few. Every fourth layer has no rotary positions."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.attention import GatedOutput
 from pyggml.models.basics import WINDOWS, read_basics, read_windows
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import (
     EXAMPLE,
     SIGMOID,
@@ -13,7 +11,6 @@ from pyggml.models.experts import (
     read_feed_forward,
     read_router,
 )
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

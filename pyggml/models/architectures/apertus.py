@@ -3,11 +3,8 @@ Biases of these norms are passed over, as in llama.cpp."""
 
 from functools import partial
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.ops import xielu
 
 

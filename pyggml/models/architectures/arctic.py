@@ -3,14 +3,11 @@ feed-forward part, whose length is that of the embedding."""
 
 from dataclasses import dataclass
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
 from pyggml.models.block import Chain, Sum
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import Experts, read_experts
 from pyggml.models.feed_forward import GatedFeedForward
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

@@ -3,12 +3,9 @@ bailingmoe2 has norms of each head of q and k, and groups of experts. bailingmoe
 every layer: llama.cpp reads leading_dense_block_count and passes over it.
 """
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import EXAMPLE, read_counted_length, read_feed_forward, read_router
-from pyggml.models.part import Part
 from pyggml.ops import soft_max, swiglu
 
 

@@ -3,14 +3,11 @@ attention with a gate of each head; after the first layers, experts beside a sha
 pairs of files with sections, whose text it is, are those of "neox"."""
 
 from pyggml.models import latent
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.delta_net import KIMI_EXAMPLE, kimi_decoder, read_kimi_delta
 from pyggml.models.experts import EXAMPLE, read_feed_forward, read_router
 from pyggml.models.feed_forward import read_clips
-from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 
 

@@ -11,15 +11,12 @@ from functools import partial
 from typing import Any
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics
 from pyggml.models.block import Chain, Residual, residual
 from pyggml.models.classifier import read_classifier
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts
 from pyggml.models.net import Net
-from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import add, geglu, gelu, narrow, swiglu
 

@@ -3,12 +3,9 @@ scale beside each matrix."""
 
 from dataclasses import replace
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.norm import RmsNorm
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

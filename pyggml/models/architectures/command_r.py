@@ -6,13 +6,10 @@ and rotary positions, or neither. cohere2moe has experts in all layers but the f
 output and that of the shared expert are halved; the first layers always rotate.
 """
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.block import Scaled, Sum
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, SIGMOID, read_feed_forward, read_router
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
@@ -28,12 +25,10 @@ def _command_r(r: Reader) -> Decoder:
 
 def _cohere2(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal", layer_norm=("weight",))
-    window = r.count("attention.sliding_window")
-    windowed = r.pattern(b.config.n_layer, 4)
+    windows = read_windows(r, b, 4, rope=b.rope)
 
     def block(i: int) -> Part:
-        here = {"window": window} if windowed[i] else {"rope": None}
-        return b.parallel(b.attention(i, **here), b.gated_mlp(i, swiglu))
+        return b.parallel(b.attention(i, **(windows[i] or {"rope": None})), b.gated_mlp(i, swiglu))
 
     return b.decoder(block, logit_scale=_logit_scale(r))
 

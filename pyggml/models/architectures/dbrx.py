@@ -1,12 +1,8 @@
 """dbrx: DBRX. Experts in every layer, layer norms without biases, clamped q, k and v."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.block import Chain, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
@@ -16,12 +12,7 @@ def _decoder(r: Reader) -> Decoder:
     experts = read_experts(r, b, swiglu, own_length=False)
 
     def block(i: int) -> Part:
-        return Chain(
-            (
-                residual(b.norm("attn_norm"), b.attention(i, clamp=limit)),
-                residual(b.norm("attn_output_norm"), experts[i]),
-            )
-        )
+        return b.pre_norm(b.attention(i, clamp=limit), experts[i], second="attn_output_norm")
 
     return b.decoder(block, tied=False)
 

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
 from pyggml.models.block import Chain, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.net import Net
-from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, matrix
 from pyggml.ops import swiglu
 

@@ -1,12 +1,9 @@
 """deepseek (DeepSeek V1 with experts) and dots1 (dots.llm1). The first layers are dense, the others
 have experts beside a shared one; dots1 has norms of each head of q and k."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import EXAMPLE, read_counted_length, read_feed_forward, read_router
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

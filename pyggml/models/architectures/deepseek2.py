@@ -7,10 +7,8 @@ Files made before attention had its matrices apart have attn_kv_b instead of att
 from dataclasses import replace
 from functools import partial
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Reader
 from pyggml.models.basics import Basics, read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import EXAMPLE, SIGMOID, read_dense_first
 from pyggml.models.latent import EXAMPLE as LATENT_EXAMPLE
 from pyggml.models.latent import LatentAttention, read_latent, scale_of
@@ -25,12 +23,11 @@ def _decoder(r: Reader, mistral: bool) -> Decoder:
 
 
 def _attention(r: Reader, b: Basics, mistral: bool) -> LatentAttention:
-    assert b.rope is not None
     lite = b.config.n_layer in (26, 27) or (b.config.n_layer, b.config.n_vocab) == (48, 128256)
     q_rank = 0 if lite else r.count("attention.q_lora_rank", least=0, most=1 << 14)
     # The file has a tenth of it. DeepSeek's own magnitude cancels all but a factor of 1.
     multiplier = 10 * r.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
-    rope = b.rope.divided_by_yarn(multiplier if mistral else float(multiplier > 0))
+    rope = b.rotary.divided_by_yarn(multiplier if mistral else float(multiplier > 0))
     attention = read_latent(r, b, q_rank=q_rank, rope=rope)
     scale = scale_of(rope, attention.size, multiplier)
     return replace(attention, scale=scale, temperature=read_temperature(r))

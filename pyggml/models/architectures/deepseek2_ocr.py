@@ -1,19 +1,15 @@
 """deepseek2-ocr: the text of DeepSeek OCR. Plain attention; after the first layers, experts beside
 a shared one."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import EXAMPLE, read_dense_first
 from pyggml.models.latent import scale_of
-from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
     heads, base = b.heads[0], r.number("rope.freq_base", 1e4, 1e4, 1e4)
     for key, there, value in (
         ("head_count_kv", heads.n_kv, heads.n),
@@ -22,7 +18,7 @@ def _decoder(r: Reader) -> Decoder:
         if there != value:
             r.faults.append(f"deepseek2-ocr.attention.{key} is {there}, wanted {value}")
     rope = Rope(mode="neox", n_dims=heads.size // 2 * 2, freq_base=base)
-    scale = scale_of(b.rope, heads.size)
+    scale = scale_of(b.rotary, heads.size)
     feed_forward = read_dense_first(r, b, default=1)
 
     def block(i: int) -> Part:

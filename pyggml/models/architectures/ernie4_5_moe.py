@@ -2,12 +2,9 @@
 passed over, as in llama.cpp. An interleave_moe_layer_step above 1 is refused: llama.cpp reads no
 matrices for the layers between."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, read_feed_forward
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

@@ -4,15 +4,13 @@ and frequency factors are passed over, as in llama.cpp."""
 from dataclasses import dataclass, replace
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
 from pyggml.models.block import Chain, Sum, residual
-from pyggml.models.config import Reader, rms_eps
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import rms_eps
 from pyggml.models.mamba2 import STATES, read_mamba2
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
-from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import rms_norm_mul, swiglu
 

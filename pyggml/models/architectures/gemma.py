@@ -3,12 +3,9 @@ norm weight in a file is the published one plus 1."""
 
 from dataclasses import replace
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import WINDOWS, Basics, read_basics, read_windows
 from pyggml.models.classifier import read_dense
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.models.rope import read_local_rope
 from pyggml.ops import geglu
 
@@ -25,18 +22,18 @@ def _gemma(r: Reader) -> Decoder:
 def _gemma2(r: Reader) -> Decoder:
     """Scores and logits are capped; every other layer has a window."""
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
-    local = replace(b.rope, freq_base=r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12))
-    window = r.count("attention.sliding_window", 4096)
-    windowed = r.pattern(b.config.n_layer, 2)
+    local = replace(
+        b.rotary, freq_base=r.number("rope.freq_base_swa", b.rotary.freq_base, 1.0, 1e12)
+    )
+    windows = read_windows(r, b, 2, window=4096, rope=local)
     usual = {
         "scale": _score_scale(b, n_layer_largest=46),
         "softcap": r.number("attn_logit_softcapping", 50.0, 1e-3, 1e6),
     }
 
     def block(i: int) -> Part:
-        here = {"rope": local, "window": window} if windowed[i] else {}
-        return b.sandwich_norms(b.attention(i, **usual, **here), b.gated_mlp(i, geglu))
+        attention = b.attention(i, **usual, **windows[i])
+        return b.sandwich_norms(attention, b.gated_mlp(i, geglu))
 
     cap = r.number("final_logit_softcapping", 30.0, 1e-3, 1e6)
     return b.decoder(block, embedding_scale=b.config.n_embd**0.5, logit_softcap=cap)
@@ -45,16 +42,13 @@ def _gemma2(r: Reader) -> Decoder:
 def _gemma3(r: Reader) -> Decoder:
     """Heads of q and k are normalised; layers with a window have a rotary base of their own."""
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
-    window = r.count("attention.sliding_window", 0, least=0)
-    windowed = r.pattern(b.config.n_layer, 6) if window else (False,) * b.config.n_layer
     base = r.number("rope.freq_base_swa", 10000.0, 1.0, 1e12)
-    local = {"rope": replace(b.rope, freq_base=base, freq_scale=1.0), "window": window}
+    local = replace(b.rotary, freq_base=base, freq_scale=1.0)
+    windows = read_windows(r, b, 6, window=0, rope=local)
     scale = _score_scale(b, n_layer_largest=62)
 
     def block(i: int) -> Part:
-        here = local if windowed[i] else {}
-        attention = b.attention(i, scale=scale, **b.head_norms(i), **here)
+        attention = b.attention(i, scale=scale, **b.head_norms(i), **windows[i])
         return b.sandwich_norms(attention, b.gated_mlp(i, geglu))
 
     cap = r.number("final_logit_softcapping", 0.0, 0.0, 1e6)
@@ -64,8 +58,7 @@ def _gemma3(r: Reader) -> Decoder:
 def _gemma_embedding(r: Reader) -> Decoder:
     """As gemma3, but it sees both ways, and half of a window's tokens on either side."""
     b = read_basics(r, rope="neox", causal=False)
-    assert b.rope is not None
-    local = read_local_rope(r, b.rope, b.heads[0].size)
+    local = read_local_rope(r, b.rotary, b.heads[0].size)
     windows = read_windows(r, b, 6, rope=local)
 
     def block(i: int) -> Part:

@@ -8,14 +8,11 @@ import numpy as np
 
 from pyggml.graph.tensor import Tensor
 from pyggml.models.altup import AltUp, AltUpMerge, AltUpStreams
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.block import Chain, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
-from pyggml.models.part import Part
 from pyggml.models.per_layer import PerLayerInput, per_layer_inputs
 from pyggml.models.rope import read_local_rope
 from pyggml.models.shared_keys import attention_of, read_sources, unread_keys
@@ -44,10 +41,6 @@ class _Laurel(Part):
     after: Norm
     laurel_norm: Norm
 
-    @property
-    def inner(self) -> tuple[Part, ...]:
-        return (self.attention,)
-
     def tensors(self, at: str) -> Tensors:
         parts = (self.norm, self.attention, self.after, self.laurel_norm)
         low = matrix(f"{at}laurel_l", LAUREL_RANK, self.n_embd, bias=False)
@@ -65,9 +58,8 @@ class _Laurel(Part):
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
-    c, rope, windowed = b.config, replace(b.rope, factors=()), r.pattern(b.config.n_layer, 5)
-    windows = read_windows(r, b, 5, rope=read_local_rope(r, b.rope, b.heads[0].size))
+    c, rope, windowed = b.config, replace(b.rotary, factors=()), r.pattern(b.config.n_layer, 5)
+    windows = read_windows(r, b, 5, rope=read_local_rope(r, b.rotary, b.heads[0].size))
     sources = read_sources(r, b, windowed, min(N_OWN_KEYS, c.n_layer))
     for key, n in (("embedding_length_per_layer_input", N_PER_LAYER), ("altup.num_inputs", 4)):
         r.count(key, n, least=n, most=n)

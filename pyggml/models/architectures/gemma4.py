@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics, read_windows
 from pyggml.models.block import Chain, OutputScale, Sum, residual
-from pyggml.models.config import Reader, read_config
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import read_config
 from pyggml.models.experts import MIXTURE, Experts, has_experts, read_experts
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
-from pyggml.models.part import Part
 from pyggml.models.per_layer import PerLayerInput, per_layer_inputs
 from pyggml.models.rope import read_local_rope
 from pyggml.models.shared_keys import attention_of, read_sources, unread_keys
@@ -45,9 +43,8 @@ class _NormedExperts(Experts):
 def _decoder(r: Reader) -> Decoder:
     windowed = r.pattern(read_config(r).n_layer, 6)
     b = read_basics(r, rope="neox", windowed=windowed)
-    assert b.rope is not None
     c, local = b.config, b.heads[windowed.index(True) if any(windowed) else 0]
-    windows = read_windows(r, b, 6, rope=read_local_rope(r, b.rope, local.size))
+    windows = read_windows(r, b, 6, rope=read_local_rope(r, b.rotary, local.size))
     n = r.count("embedding_length_per_layer_input", least=0, most=1 << 16)
     n_shared = r.count("attention.shared_kv_layers", 0, least=0, most=c.n_layer)
     sources = read_sources(r, b, windowed, c.n_layer - n_shared)

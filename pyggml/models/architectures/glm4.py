@@ -6,11 +6,8 @@ glm4moe  experts beside a shared one in all layers but the first few; norms of e
          if the file has them. Text of multimodal files is as of others
 """
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.block import Chain, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import (
     EXAMPLE,
     SIGMOID,
@@ -18,7 +15,6 @@ from pyggml.models.experts import (
     read_feed_forward,
     read_router,
 )
-from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
 
@@ -37,20 +33,14 @@ def _decoder(r: Reader) -> Decoder:
 
 def _with_experts(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
     if any(r.counts("rope.dimension_sections", 4, (0,) * 4, least=0, most=1 << 12)):
-        check_sections(r, b.rope)
+        check_sections(r, b.rotary)
     router = read_router(r, SIGMOID) | {"biased": True}
     feed_forward = read_feed_forward(r, b, swiglu, read_counted_length(r), **router)
 
     def block(i: int) -> Part:
         norms = b.head_norms(i) if f"blk.{i}.attn_q_norm.weight" in r.shapes else {}
-        return Chain(
-            (
-                residual(b.norm("attn_norm"), b.attention(i, **norms)),
-                residual(b.norm("post_attention_norm"), feed_forward[i]),
-            )
-        )
+        return b.pre_norm(b.attention(i, **norms), feed_forward[i], second="post_attention_norm")
 
     return b.decoder(block)
 

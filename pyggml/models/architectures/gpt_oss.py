@@ -8,32 +8,23 @@ published model does not round.
 
 from dataclasses import replace
 
-from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics
-from pyggml.models.block import Chain, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
+from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.experts import read_experts
-from pyggml.models.part import Part
 from pyggml.ops import swiglu_oai
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
-    local = replace(b.rope, freq_base=r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12))
-    window = r.count("attention.sliding_window")
-    windowed = r.pattern(b.config.n_layer, 2)
+    local = replace(
+        b.rotary, freq_base=r.number("rope.freq_base_swa", b.rotary.freq_base, 1.0, 1e12)
+    )
+    windows = read_windows(r, b, 2, rope=local)
     experts = read_experts(r, b, swiglu_oai, bias=True)
 
     def block(i: int) -> Part:
-        here = {"rope": local, "window": window} if windowed[i] else {}
-        return Chain(
-            (
-                residual(b.norm("attn_norm"), b.attention(i, sinks=True, **here)),
-                residual(b.norm("post_attention_norm"), experts[i]),
-            )
-        )
+        attention = b.attention(i, sinks=True, **windows[i])
+        return b.pre_norm(attention, experts[i], second="post_attention_norm")
 
     return b.decoder(block, tied=False)
 

@@ -3,11 +3,8 @@
 The GELU is the tanh form, as in llama.cpp; the published models were trained with the exact one.
 """
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.ops import gelu
 
 

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics, read_windows
 from pyggml.models.block import Sum
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts, read_shared
 from pyggml.models.mamba2 import STATES, read_mamba2
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
@@ -115,9 +112,5 @@ MINICPM = Architecture("minicpm", _minicpm, {})
 GRANITEHYBRID = Architecture(
     "granitehybrid",
     partial(_granite, hybrid=True),
-    dict(GRANITEMOE.example)
-    | {
-        "attention.head_count_kv": np.array([0, 2], np.int32),
-        **STATES,
-    },
+    dict(GRANITEMOE.example) | {"attention.head_count_kv": np.array([0, 2], np.int32), **STATES},
 )

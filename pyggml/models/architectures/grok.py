@@ -3,22 +3,18 @@ a block; capped scores. GELUs are the tanh form."""
 
 from dataclasses import replace
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics
 from pyggml.models.block import Chain, Scaled, Sum, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, read_experts
-from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.ops import geglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
     usual = {
-        "rope": _yarn(r, b.rope),
+        "rope": _yarn(r, b.rotary),
         "scale": r.number("attention.output_scale", 0.08838834764831845, 1e-6, 1e3),
         "softcap": r.number("attn_logit_softcapping", 30.0, 1e-3, 1e6),
     }

@@ -1,9 +1,7 @@
 """grovemoe: GroveMoE. As qwen3moe, with smaller experts for groups of experts."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.grove import read_groves
 from pyggml.ops import sigmoid, swiglu
 

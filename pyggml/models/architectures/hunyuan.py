@@ -3,25 +3,21 @@ rope. hunyuan-moe has experts beside a shared one. rope.scaling.alpha raises the
 
 from dataclasses import replace
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
 from pyggml.models.block import Sum
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, read_experts, read_shared
-from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
 
 
 def _dense(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
     alpha, size = r.number("rope.scaling.alpha", 0.0, 0.0, 1e6), b.heads[0].size
-    base = b.rope.freq_base * (alpha ** (size / max(size - 2, 1)) if alpha else 1.0)
+    base = b.rotary.freq_base * (alpha ** (size / max(size - 2, 1)) if alpha else 1.0)
     if any(r.counts("rope.dimension_sections", 4, (0,) * 4, least=0, most=1 << 12)):
-        check_sections(r, b.rope)
-    rope = replace(b.rope, freq_base=base)
+        check_sections(r, b.rotary)
+    rope = replace(b.rotary, freq_base=base)
 
     def block(i: int) -> Part:
         attention = b.attention(i, rope=rope, norms_last=True, **b.head_norms(i))

@@ -1,10 +1,8 @@
 """hy_v3: Hy 3. As qwen3, with experts beside a shared one in all layers but the first few; whether
 a layer is dense, its tensors say."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import (
     MIXTURE,
     SIGMOID,

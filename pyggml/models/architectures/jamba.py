@@ -5,13 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts
 from pyggml.models.mamba import read_mamba
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

@@ -2,10 +2,8 @@
 head_count_kv is not 0 latent attention, without rotary positions."""
 
 from pyggml.models import latent
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.delta_net import KIMI_EXAMPLE, kimi_decoder, read_kimi_delta
 from pyggml.models.experts import EXAMPLE, read_dense_first
 

@@ -8,13 +8,10 @@ import numpy as np
 
 from pyggml.graph.op import Spec
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, read_experts, read_gating
 from pyggml.models.net import Net
-from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv
 from pyggml.models.weights import Tensors, matrix, merge_tensors
 from pyggml.ops import mul, split, swiglu

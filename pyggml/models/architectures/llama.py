@@ -1,11 +1,8 @@
 """llama: Llama 1 to 3, Mistral, and Mixtral with experts. Rotary pairs are (2i, 2i + 1)."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

@@ -9,13 +9,10 @@ The chunks' length is llama.cpp's, whatever the file has; it aborts where the fi
 from dataclasses import replace
 from typing import Any
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, read_feed_forward
 from pyggml.models.norm import RmsNorm
-from pyggml.models.part import Part
 from pyggml.models.rope import Temperature
 from pyggml.ops import sigmoid, swiglu
 
@@ -30,15 +27,14 @@ _ROUTER: dict[str, Any] = {
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
-    assert b.rope is not None
     r.count("attention.sliding_window", CHUNK)
     step = r.count("interleave_moe_layer_step", least=0, most=1024)
     n_ff = r.count("expert_feed_forward_length", most=1 << 20)
     feed_forward = read_feed_forward(
         r, b, swiglu, n_ff, lambda i: not step or (i + 1) % step > 0, **_ROUTER
     )
-    base = r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12)
-    local = {"chunk": CHUNK, "rope": replace(b.rope, freq_base=base)}
+    base = r.number("rope.freq_base_swa", b.rotary.freq_base, 1.0, 1e12)
+    local = {"chunk": CHUNK, "rope": replace(b.rotary, freq_base=base)}
     chunked = r.pattern(b.config.n_layer, PERIOD)
     far = {"rope": None, "temperature": Temperature(0.1, CHUNK, first=1)}
     has_norms = r.count("expert_count", most=512) != WITHOUT_NORMS

@@ -18,11 +18,8 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import gelu, relu, sqr, swiglu
 

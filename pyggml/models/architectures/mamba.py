@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.block import residual
-from pyggml.models.config import Reader, read_config, rms_eps
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import read_config, rms_eps
 from pyggml.models.mamba import read_mamba
 from pyggml.models.mamba2 import STATES, read_mamba2
 from pyggml.models.norm import RmsNorm
-from pyggml.models.part import Part
 
 
 def _decoder(r: Reader, read_mixer: Callable[[Reader, int], Part]) -> Decoder:

@@ -3,13 +3,10 @@ gates."""
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics, read_windows
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, read_experts
 from pyggml.models.feed_forward import clipped_swiglu
-from pyggml.models.part import Part
 
 
 def _decoder(r: Reader) -> Decoder:

@@ -3,20 +3,16 @@ scaling."""
 
 from dataclasses import replace
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import WINDOWS, read_basics, read_windows
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, read_experts
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
     experts = read_experts(r, b, swiglu)
-    plain = replace(b.rope, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+    plain = replace(b.rotary, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
     windows = read_windows(r, b, 4, window=0, rope=plain)
 
     def block(i: int) -> Part:

@@ -6,21 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.block import Scaled
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, dense_without_router, read_feed_forward, read_router
-from pyggml.models.part import Part
 from pyggml.models.rope import read_local_rope
 from pyggml.ops import sigmoid, swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", own_values=True)
-    assert b.rope is not None
-    full = replace(b.rope, factors=())
+    full = replace(b.rotary, factors=())
     windows = read_windows(r, b, 1, rope=read_local_rope(r, full, b.heads[0].size))
     router = read_router(r, 2) | {"gating": sigmoid, "normalised": True}
     feed_forward = read_feed_forward(r, b, swiglu, dense=dense_without_router(r), **router)

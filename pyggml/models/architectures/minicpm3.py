@@ -7,12 +7,9 @@ plm       its output matrix is always the token embedding
 
 from math import sqrt
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.latent import read_latent
-from pyggml.models.part import Part
 from pyggml.ops import relu, sqr, swiglu
 
 

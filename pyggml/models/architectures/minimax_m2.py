@@ -1,12 +1,9 @@
 """minimax-m2: MiniMax M2. Experts in every layer; norms of q and of k, each over all heads at
 once."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import read_experts, read_gating
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

@@ -3,21 +3,17 @@ multiplied by a factor that grows with the position."""
 
 from dataclasses import replace
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import has_experts, read_experts
-from pyggml.models.part import Part
 from pyggml.models.rope import Rope, read_temperature
 from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
-    assert b.rope is not None
-    rope = _yarn(r, b.rope)
-    temperature = read_temperature(r, b.rope.n_ctx_orig)
+    rope = _yarn(r, b.rotary)
+    temperature = read_temperature(r, b.rotary.n_ctx_orig)
     experts = read_experts(r, b, swiglu, own_length=False) if has_experts(r) else ()
 
     def block(i: int) -> Part:

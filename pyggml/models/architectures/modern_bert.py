@@ -6,13 +6,10 @@ all. eurobert is a llama that sees both ways.
 
 from functools import partial
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.block import Chain, residual
 from pyggml.models.classifier import read_classifier
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.models.rope import read_local_rope
 from pyggml.ops import geglu, gelu, swiglu
 
@@ -21,8 +18,7 @@ _UNITS = {"silu": swiglu, "swiglu": swiglu, "gelu": geglu, "geglu": geglu}
 
 def _modern_bert(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", layer_norm=("weight",), fused_qkv=True, causal=False)
-    assert b.rope is not None
-    local = read_local_rope(r, b.rope, b.heads[0].size)
+    local = read_local_rope(r, b.rotary, b.heads[0].size)
     windows = read_windows(r, b, 3, window=0, dense_first=True, rope=local)
     unit = _UNITS[r.word("hidden_activation", "gelu", tuple(_UNITS))]
 

@@ -4,12 +4,9 @@ A learned position embedding, biases and clamping are used if the file has them.
 activation (AWQ) are refused.
 """
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.norm import LayerNorm, Norm
-from pyggml.models.part import Part
 from pyggml.ops import gelu
 
 

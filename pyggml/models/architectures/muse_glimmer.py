@@ -2,21 +2,18 @@
 gate for each number of attention. Layers with a window alone have rotary positions, as if the file
 had no scaling."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.attention import GatedOutput
 from pyggml.models.basics import WINDOWS, read_basics, read_windows
-from pyggml.models.config import Reader, rms_eps
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import rms_eps
 from pyggml.models.norm import RmsNorm
-from pyggml.models.part import Part
 from pyggml.models.rope import read_local_rope
 from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
-    assert b.rope is not None
-    plain = read_local_rope(r, b.rope, b.heads[0].size, b.rope.freq_base)
+    plain = read_local_rope(r, b.rotary, b.heads[0].size, b.rotary.freq_base)
     windows = read_windows(r, b, 4, rope=plain)
 
     def block(i: int) -> Part:
@@ -34,11 +31,5 @@ def _decoder(r: Reader) -> Decoder:
 
 
 MUSE_GLIMMER = Architecture(
-    "muse-glimmer",
-    _decoder,
-    {
-        **WINDOWS,
-        "logit_scale": 0.5,
-        "final_logit_softcapping": 20.0,
-    },
+    "muse-glimmer", _decoder, {**WINDOWS, "logit_scale": 0.5, "final_logit_softcapping": 20.0}
 )

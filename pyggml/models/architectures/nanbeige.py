@@ -1,11 +1,8 @@
 """nanbeige: Nanbeige 4.1. As llama; all layers may run several times over, with the last norm
 between, each time with keys of their own."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 MOST_LAYERS = 512  # of all turns, llama.cpp's LLAMA_MAX_LAYERS

@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics
 from pyggml.models.block import Sum, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, Experts, has_experts, read_experts, read_router
 from pyggml.models.feed_forward import FeedForward
 from pyggml.models.mamba2 import STATES, read_mamba2
 from pyggml.models.net import Net
-from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, latent_matrix, matrix, merge_tensors
 from pyggml.ops import relu, sigmoid, sqr
 

@@ -8,13 +8,9 @@ olmoe   the usual norms before attention and experts; norms of q and k as in olm
 
 from dataclasses import replace
 
-from pyggml.models.architecture import Architecture
-from pyggml.models.basics import WINDOWS, read_basics
-from pyggml.models.block import Chain, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
+from pyggml.models.basics import WINDOWS, read_basics, read_windows
 from pyggml.models.experts import read_experts
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
@@ -27,20 +23,12 @@ def _olmo(r: Reader) -> Decoder:
 
 def _olmo2(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
-    window = r.count("attention.sliding_window", 0, least=0)
-    windowed = r.pattern(b.config.n_layer, 4) if window else (False,) * b.config.n_layer
-    plain = replace(b.rope, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+    plain = replace(b.rotary, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+    windows = read_windows(r, b, 4, window=0, rope=plain)
 
     def block(i: int) -> Part:
-        here = {"rope": plain, "window": window} if windowed[i] else {}
-        attention = b.attention(i, **b.norms_of_all_heads(i), **here)
-        return Chain(
-            (
-                residual(attention, b.norm("post_attention_norm")),
-                residual(b.gated_mlp(i, swiglu), b.norm("post_ffw_norm")),
-            )
-        )
+        attention = b.attention(i, **b.norms_of_all_heads(i), **windows[i])
+        return b.post_norm(attention, b.gated_mlp(i, swiglu))
 
     return b.decoder(block, tied=False)
 

@@ -8,10 +8,9 @@ experts, and RMS norms with biases: as llama.cpp has them, not layer norms as th
 from dataclasses import replace
 from functools import partial
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader, rms_eps
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import rms_eps
 from pyggml.models.experts import read_experts
 from pyggml.models.norm import RmsNorm
 from pyggml.ops import swiglu

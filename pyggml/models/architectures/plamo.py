@@ -7,13 +7,10 @@ here heads rotate whole, as in the published model.
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import WINDOWS, read_basics, read_windows
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.mamba import read_mamba_of_heads
 from pyggml.models.norm import RmsNorm
-from pyggml.models.part import Part
 from pyggml.models.rope import read_local_rope
 from pyggml.ops import swiglu
 
@@ -42,8 +39,7 @@ def _plamo2(r: Reader) -> Decoder:
 
 def _plamo3(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", fused_qkv=True)
-    assert b.rope is not None
-    plain = read_local_rope(r, b.rope, b.heads[0].size)
+    plain = read_local_rope(r, b.rotary, b.heads[0].size)
     windows = read_windows(r, b, 8, window=0, rope=plain)
 
     def block(i: int) -> Part:

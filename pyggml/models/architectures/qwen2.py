@@ -1,11 +1,9 @@
 """qwen2 (Qwen 2 and 2.5) and qwen2moe. Biases on q, k and v; rotary pairs are (i, i + d/2).
 qwen2moe has experts and a gated shared expert."""
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Reader
 from pyggml.models.basics import read_basics
 from pyggml.models.block import Sum
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, GatedPart, read_experts, read_shared
 from pyggml.ops import swiglu
 

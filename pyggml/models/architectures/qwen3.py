@@ -9,13 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
 from pyggml.models.classifier import read_classifier
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import MIXTURE, read_experts
-from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
 

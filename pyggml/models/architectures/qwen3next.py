@@ -6,14 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import Basics, read_basics
-from pyggml.models.block import Chain, Sum, residual
-from pyggml.models.config import Reader, rms_eps
-from pyggml.models.decoder import Decoder
+from pyggml.models.block import Sum
+from pyggml.models.config import rms_eps
 from pyggml.models.delta_net import GatedAttention, is_recurrent, read_delta_net
 from pyggml.models.experts import MIXTURE, GatedPart, read_experts, read_shared
-from pyggml.models.part import Part
 from pyggml.models.rope import check_sections
 from pyggml.ops import swiglu
 
@@ -21,21 +19,15 @@ from pyggml.ops import swiglu
 def _decoder(r: Reader, grouped: bool, mixed: bool) -> Decoder:
     """grouped: see DeltaNet. mixed: with experts."""
     b = read_basics(r, rope="neox")
-    assert b.rope is not None
     if not grouped:
-        check_sections(r, b.rope, interleaved=True)
+        check_sections(r, b.rotary, interleaved=True)
     delta = read_delta_net(r, b.config.n_embd, rms_eps(r), grouped)
     recurrent = is_recurrent(r, b.config)
     feed_forward = _experts(r, b) if mixed else [b.gated_mlp(i, swiglu) for i in range(len(b.n_ff))]
 
     def block(i: int) -> Part:
         mixer = delta if recurrent[i] else b.attention(i, GatedAttention, **b.head_norms(i))
-        return Chain(
-            (
-                residual(b.norm("attn_norm"), mixer),
-                residual(b.norm("post_attention_norm"), feed_forward[i]),
-            )
-        )
+        return b.pre_norm(mixer, feed_forward[i], second="post_attention_norm")
 
     return b.decoder(block)
 

@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.block import Chain, Scaled, residual
-from pyggml.models.config import ModelConfig, Reader, layer_norm_eps, read_config, rms_eps
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import ModelConfig, layer_norm_eps, read_config, rms_eps
 from pyggml.models.feed_forward import GatedFeedForward
 from pyggml.models.norm import LayerNorm, RmsNorm
-from pyggml.models.part import Part
 from pyggml.models.rwkv6 import DataDependentTimeMix, GatedChannelMix
 from pyggml.models.rwkv7 import ChannelMix, TimeMix, read_head_size, read_ranks
 from pyggml.ops import swiglu
@@ -109,11 +107,7 @@ _RANKS: dict[str, object] = {
     "attention.value_residual_mix_lora_rank": 4,
     "attention.gate_lora_rank": 4,
 }
-_DIMS: dict[str, object] = {
-    "wkv.head_size": 8,
-    "time_mix_extra_dim": 4,
-    "time_decay_extra_dim": 4,
-}
+_DIMS: dict[str, object] = {"wkv.head_size": 8, "time_mix_extra_dim": 4, "time_decay_extra_dim": 4}
 _NO_HEADS: dict[str, object] = {"attention.head_count": 0, "attention.head_count_kv": 0}
 _GROUPED: dict[str, object] = {"attention.head_count_kv": 1, "token_shift_count": 1}
 RWKV6 = Architecture("rwkv6", _rwkv6, _DIMS | _NO_HEADS | {"rescale_every_n_layers": 1})

@@ -4,16 +4,12 @@ gates are ReLUs. Layers without rotary positions, every fourth, have no window w
 from dataclasses import dataclass
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics, read_windows
 from pyggml.models.block import named_branch, residual
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import Experts, read_experts, read_gating
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
-from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, merge_tensors
 from pyggml.ops import add, reglu
 
 WINDOW = 4096  # llama.cpp's, whatever the file has
@@ -27,13 +23,6 @@ class _Block(Part):
     attention: Part
     norm: Norm
     experts: Experts
-
-    @property
-    def inner(self) -> tuple[Part, ...]:
-        return self.attention, self.norm, self.experts
-
-    def tensors(self, at: str) -> Tensors:
-        return merge_tensors(part.tensors(at) for part in self.inner)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         y = self.attention(net, at, x)

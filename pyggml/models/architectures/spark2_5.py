@@ -3,12 +3,9 @@ tanh form, as in llama.cpp."""
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.attention import GatedOutput
 from pyggml.models.basics import read_basics, read_windows
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.ops import geglu
 
 
@@ -25,8 +22,5 @@ def _decoder(r: Reader) -> Decoder:
 SPARK2_5 = Architecture(
     "spark2_5",
     _decoder,
-    {
-        "attention.sliding_window": 8,
-        "attention.sliding_window_pattern": np.array([True, False]),
-    },
+    {"attention.sliding_window": 8, "attention.sliding_window_pattern": np.array([True, False])},
 )

@@ -4,11 +4,8 @@ Attention and feed-forward are parallel if the file has no ffn_norm, as in llama
 use_parallel_residual is ignored. The 12B has norms of q and k, with a weight for each head.
 """
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
-from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 

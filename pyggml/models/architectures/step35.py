@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.attention import Attention, GatedOutput
 from pyggml.models.basics import read_basics, read_windows
-from pyggml.models.config import Reader
-from pyggml.models.decoder import Decoder
 from pyggml.models.experts import (
     MIXTURE,
     SIGMOID,
@@ -20,19 +18,17 @@ from pyggml.models.experts import (
     read_shared_length,
 )
 from pyggml.models.feed_forward import read_clips
-from pyggml.models.part import Part
 from pyggml.models.rope import read_local_rope
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", own_turns=True)
-    assert b.rope is not None
-    half = b.rope.n_dims // 2
-    windows = read_windows(r, b, 1, rope=read_local_rope(r, b.rope, b.heads[0].size))
+    half = b.rotary.n_dims // 2
+    windows = read_windows(r, b, 1, rope=read_local_rope(r, b.rotary, b.heads[0].size))
     of_experts, of_others = read_clips(r, b.config.n_layer)
     if half % 2:
         r.faults.append(f"rope.dimension_count is {2 * half}, wanted a multiple of 4")
-    full = replace(b.rope, n_dims=half - half % 2, n_factors=half)
+    full = replace(b.rotary, n_dims=half - half % 2, n_factors=half)
     feed_forward = read_feed_forward(
         *(r, b, of_experts, read_shared_length(r), dense_without_router(r), of_others),
         **read_router(r, SIGMOID),

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.architecture import Architecture
+from pyggml.models.architecture import Architecture, Decoder, Part, Reader
 from pyggml.models.basics import read_basics
-from pyggml.models.config import Reader, rms_eps
-from pyggml.models.decoder import Decoder
+from pyggml.models.config import rms_eps
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
-from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, merge_tensors
 from pyggml.ops import add, mul, swiglu
 
@@ -21,10 +19,6 @@ class _PlusEmbedding(Part):
     """body(x) + layer_output_scale · the input of the first block."""
 
     body: Part
-
-    @property
-    def inner(self) -> tuple[Part, ...]:
-        return (self.body,)
 
     def tensors(self, at: str) -> Tensors:
         scale = {f"{at}layer_output_scale.weight": TensorSpec((1,))}
