@@ -21,16 +21,6 @@ from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.tensors import TrainedTensors, train_packed, train_scales, train_tensors
 
 __all__ = [
-    "Adapter",
-    "Extract",
-    "Parameters",
-    "TrainedTensors",
-    "attach",
-    "combine",
-    "extract",
-    "merge",
-    "train_packed",
-    "train_scales",
-    "train_tensors",
-    "unfreeze",
-]
+    "Adapter", "Extract", "Parameters", "TrainedTensors", "attach", "combine", "extract", "merge",
+    "train_packed", "train_scales", "train_tensors", "unfreeze",
+]  # fmt: skip

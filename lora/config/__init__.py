@@ -17,11 +17,6 @@ from pyggml.lora.config.evaluation import EvalConfig
 from pyggml.lora.config.train import SCHEDULERS, TrainConfig
 
 __all__ = [
-    "SCHEDULERS",
-    "SPECIAL_TOKENS",
-    "Combination",
-    "DataConfig",
-    "EvalConfig",
-    "LoraConfig",
+    "SCHEDULERS", "SPECIAL_TOKENS", "Combination", "DataConfig", "EvalConfig", "LoraConfig",
     "TrainConfig",
-]
+]  # fmt: skip

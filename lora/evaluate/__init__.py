@@ -24,22 +24,7 @@ from pyggml.lora.evaluate.questions import Question, QuestionFormat, encode_ques
 from pyggml.lora.evaluate.written import Finder, write_answers
 
 __all__ = [
-    "MEASURES",
-    "Answers",
-    "Asking",
-    "Difference",
-    "Finder",
-    "Interval",
-    "Perplexity",
-    "Question",
-    "QuestionFormat",
-    "TokenScores",
-    "choose",
-    "compare_answers",
-    "compare_tokens",
-    "encode_pairs",
-    "encode_questions",
-    "perplexity",
-    "prefer",
-    "write_answers",
-]
+    "MEASURES", "Answers", "Asking", "Difference", "Finder", "Interval", "Perplexity", "Question",
+    "QuestionFormat", "TokenScores", "choose", "compare_answers", "compare_tokens", "encode_pairs",
+    "encode_questions", "perplexity", "prefer", "write_answers",
+]  # fmt: skip

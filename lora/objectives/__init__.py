@@ -42,17 +42,6 @@ OBJECTIVES: Mapping[str, type[Objective]] = {
 USUAL = SFT  # where none is named
 
 __all__ = [
-    "OBJECTIVES",
-    "USUAL",
-    "ClassCounts",
-    "JudgedAnswers",
-    "LabelObjective",
-    "LossNet",
-    "Objective",
-    "Outputs",
-    "PairObjective",
-    "Rewards",
-    "Tally",
-    "TextObjective",
-    "TokensRight",
-]
+    "OBJECTIVES", "USUAL", "ClassCounts", "JudgedAnswers", "LabelObjective", "LossNet", "Objective",
+    "Outputs", "PairObjective", "Rewards", "Tally", "TextObjective", "TokensRight",
+]  # fmt: skip

@@ -112,9 +112,7 @@ class RewardObjective(SampledObjective):
         repeated=True,
     )
     reward_seconds: float = of_optimiser(
-        10.0,
-        "seconds that a reward of an answer may take (0: any)",
-        "0 to 1e6",
+        10.0, "seconds that a reward of an answer may take (0: any)", "0 to 1e6"
     )
     reward_faults: str = of_optimiser(
         "stop",
@@ -141,9 +139,7 @@ class RewardObjective(SampledObjective):
         aliases=("epsilon-high",),
     )
     kl_weight: float = of_optimiser(
-        0.0,
-        "β, the weight of the KL from the model as it was (0: none)",
-        "0 to 1000",
+        0.0, "β, the weight of the KL from the model as it was (0: none)", "0 to 1000"
     )
     iterations: int = of_optimiser(
         1, "steps that train on the same answers", "1 to 1024", aliases=("num-iterations",)

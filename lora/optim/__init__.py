@@ -27,16 +27,9 @@ OPTIMISERS: dict[str, type[FlatOptimiser]] = {
 }
 
 __all__ = [
-    "OPTIMISERS",
-    "FlatAdamW",
-    "FlatAdamW8bit",
-    "FlatLion",
-    "FlatMuon",
-    "FlatOptimiser",
-    "FlatSGD",
-    "StepsInBackward",
-    "kept_bytes",
-]
+    "OPTIMISERS", "FlatAdamW", "FlatAdamW8bit", "FlatLion", "FlatMuon", "FlatOptimiser", "FlatSGD",
+    "StepsInBackward", "kept_bytes",
+]  # fmt: skip
 
 
 def kept_bytes(config: TrainConfig, parameters: Parameters) -> int:

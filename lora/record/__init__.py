@@ -13,15 +13,6 @@ from pyggml.lora.record.metrics import MetricsFile, append, are_records, read_re
 from pyggml.lora.record.recorder import Recorder, metrics_beside
 
 __all__ = [
-    "LOGGERS",
-    "MetricsFile",
-    "Recorder",
-    "Watch",
-    "append",
-    "are_records",
-    "check_loggers",
-    "gradients_record",
-    "metrics_beside",
-    "overview_of",
-    "read_records",
-]
+    "LOGGERS", "MetricsFile", "Recorder", "Watch", "append", "are_records", "check_loggers",
+    "gradients_record", "metrics_beside", "overview_of", "read_records",
+]  # fmt: skip

@@ -17,13 +17,6 @@ from pyggml.backward.training import training_graph
 from pyggml.backward.walk import BackwardStep, backward_steps, build_backward
 
 __all__ = [
-    "BackwardStep",
-    "Keep",
-    "backward_steps",
-    "build_backward",
-    "rematerialise",
-    "round_attention",
-    "round_gradients",
-    "round_large",
-    "training_graph",
-]
+    "BackwardStep", "Keep", "backward_steps", "build_backward", "rematerialise", "round_attention",
+    "round_gradients", "round_large", "training_graph",
+]  # fmt: skip

@@ -29,22 +29,7 @@ from pyggml.chat.turns import Turns, find_turns
 from pyggml.tokenizer.metadata import TOOL_USE
 
 __all__ = [
-    "BUILT_IN",
-    "MODEL",
-    "TOOL_USE",
-    "TRAIN_ON",
-    "ChatEncoder",
-    "ChatTemplate",
-    "EncodedChat",
-    "Message",
-    "Turns",
-    "answer_ending",
-    "carried_metadata",
-    "carries_template",
-    "find_template",
-    "find_turns",
-    "read_names",
-    "template_file",
-    "template_metadata",
-    "write_alike",
-]
+    "BUILT_IN", "MODEL", "TOOL_USE", "TRAIN_ON", "ChatEncoder", "ChatTemplate", "EncodedChat",
+    "Message", "Turns", "answer_ending", "carried_metadata", "carries_template", "find_template",
+    "find_turns", "read_names", "template_file", "template_metadata", "write_alike",
+]  # fmt: skip

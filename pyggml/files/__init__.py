@@ -17,16 +17,9 @@ from pyggml.files.reading import first_hole, open_regular, read_bytes
 from pyggml.files.writing import new_folder, open_to_append, replacing
 
 __all__ = [
-    "behind_links",
-    "first_hole",
-    "in_characters",
-    "new_folder",
-    "open_regular",
-    "open_to_append",
-    "read_bytes",
-    "replacing",
-    "user_cache",
-]
+    "behind_links", "first_hole", "in_characters", "new_folder", "open_regular", "open_to_append",
+    "read_bytes", "replacing", "user_cache",
+]  # fmt: skip
 
 
 def user_cache() -> Path:

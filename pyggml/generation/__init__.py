@@ -23,17 +23,6 @@ from pyggml.generation.sampling import Sampling
 from pyggml.generation.session import Session
 
 __all__ = [
-    "Batch",
-    "CacheType",
-    "Completion",
-    "Context",
-    "Finish",
-    "Piece",
-    "Sampler",
-    "Sampling",
-    "Session",
-    "Slot",
-    "complete",
-    "generate",
-    "sample",
-]
+    "Batch", "CacheType", "Completion", "Context", "Finish", "Piece", "Sampler", "Sampling",
+    "Session", "Slot", "complete", "generate", "sample",
+]  # fmt: skip

@@ -24,11 +24,7 @@ class Session:
     """One sequence, a batch of one slot: tokens in, logits of the last one out."""
 
     def __init__(
-        self,
-        model: Model,
-        n_ctx: int,
-        cache_type: CacheType = "f16",
-        draft: Model | None = None,
+        self, model: Model, n_ctx: int, cache_type: CacheType = "f16", draft: Model | None = None
     ) -> None:
         """draft: a smaller model that guesses tokens of answers (pyggml.generation.speculation).
 

@@ -15,14 +15,6 @@ from pyggml.gguf.split import KEYS as SPLIT_KEYS
 from pyggml.gguf.writer import TensorSource, reserve, write
 
 __all__ = [
-    "SPLIT_KEYS",
-    "Field",
-    "GGUFFile",
-    "StringArray",
-    "TensorInfo",
-    "TensorSource",
-    "ValueType",
-    "open",
-    "reserve",
-    "write",
-]
+    "SPLIT_KEYS", "Field", "GGUFFile", "StringArray", "TensorInfo", "TensorSource", "ValueType",
+    "open", "reserve", "write",
+]  # fmt: skip

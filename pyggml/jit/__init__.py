@@ -24,21 +24,6 @@ from pyggml.jit.llvm import instruction
 from pyggml.jit.setup import CACHE
 
 __all__ = [
-    "ALONE",
-    "CACHE",
-    "JIT",
-    "BlockCode",
-    "Code",
-    "block_code",
-    "carray",
-    "cgutils",
-    "compile_for",
-    "exact",
-    "instruction",
-    "intrinsic",
-    "kernel",
-    "parallel",
-    "pool",
-    "prange",
-    "types",
-]
+    "ALONE", "CACHE", "JIT", "BlockCode", "Code", "block_code", "carray", "cgutils", "compile_for",
+    "exact", "instruction", "intrinsic", "kernel", "parallel", "pool", "prange", "types",
+]  # fmt: skip

@@ -17,20 +17,9 @@ import numpy as np
 from pyggml.jit import kernel
 
 __all__ = [
-    "dot",
-    "erfc32",
-    "exp32",
-    "expm1_32",
-    "fill",
-    "key_of",
-    "of_key",
-    "plus",
-    "row_max",
-    "sigmoid32",
-    "softplus32",
-    "tanh32",
-    "whole_exp32",
-]
+    "dot", "erfc32", "exp32", "expm1_32", "fill", "key_of", "of_key", "plus", "row_max",
+    "sigmoid32", "softplus32", "tanh32", "whole_exp32",
+]  # fmt: skip
 
 _LOG2_E = np.float32(1.44269504)
 _LN2_HIGH = np.float32(0.693359375)  # 9 bits, so that n · _LN2_HIGH is exact (Cody and Waite)

@@ -9,13 +9,5 @@ from pyggml.quants.unpack import UNPACK
 from pyggml.quants.whole import dequantize, quantize
 
 __all__ = [
-    "NUMBERS",
-    "QUANTS",
-    "UNPACK",
-    "NoFit",
-    "NoPack",
-    "Quant",
-    "dequantize",
-    "quant",
-    "quantize",
-]
+    "NUMBERS", "QUANTS", "UNPACK", "NoFit", "NoPack", "Quant", "dequantize", "quant", "quantize",
+]  # fmt: skip

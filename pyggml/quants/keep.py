@@ -173,12 +173,7 @@ def _keep_piece(
 
 
 def _nearer(
-    name: str,
-    levels: Levels,
-    new: np.ndarray,
-    old: np.ndarray,
-    w: np.ndarray,
-    c: np.ndarray,
+    name: str, levels: Levels, new: np.ndarray, old: np.ndarray, w: np.ndarray, c: np.ndarray
 ) -> np.ndarray:
     """Of each block the newly fitted one, or the old one with its levels nearest to w: the one that
     comes nearer to it."""

@@ -17,17 +17,6 @@ from pyggml.requantize.requantize import (
 )
 
 __all__ = [
-    "FILE_TYPES",
-    "ROUNDINGS",
-    "ModelFacts",
-    "Numbers",
-    "PackingLosses",
-    "Progress",
-    "check_file_type",
-    "mix",
-    "needs_importance",
-    "numbers_in",
-    "requantize",
-    "rewrite",
-    "types_of",
-]
+    "FILE_TYPES", "ROUNDINGS", "ModelFacts", "Numbers", "PackingLosses", "Progress",
+    "check_file_type", "mix", "needs_importance", "numbers_in", "requantize", "rewrite", "types_of",
+]  # fmt: skip

@@ -13,20 +13,6 @@ from pyggml.runtime.schedule import Schedule, schedule
 from pyggml.runtime.split import Copy, DevicePart, Split, split
 
 __all__ = [
-    "Arenas",
-    "Assignment",
-    "Copy",
-    "DevicePart",
-    "Devices",
-    "Program",
-    "Schedule",
-    "Split",
-    "assign",
-    "backends_of",
-    "bind",
-    "compile_backwards",
-    "results",
-    "run",
-    "schedule",
-    "split",
-]
+    "Arenas", "Assignment", "Copy", "DevicePart", "Devices", "Program", "Schedule", "Split",
+    "assign", "backends_of", "bind", "compile_backwards", "results", "run", "schedule", "split",
+]  # fmt: skip

@@ -29,14 +29,7 @@ from pyggml.cli.terminal.exit import FAILED, STOPPED, silence, words_again
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption, by_group, is_forced
 from pyggml.cli.terminal.hints import program
 from pyggml.cli.terminal.kinds import ADAPTER
-from pyggml.cli.terminal.options import (
-    ADAPTERS,
-    ONE_MODEL,
-    Names,
-    Size,
-    settings_options,
-    words,
-)
+from pyggml.cli.terminal.options import ADAPTERS, ONE_MODEL, Names, Size, settings_options, words
 from pyggml.cli.terminal.places import PATH, FileWord, OutputPath, check_places
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig

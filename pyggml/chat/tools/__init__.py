@@ -15,15 +15,6 @@ from pyggml.chat.tools.syntax import SYNTAXES, CallSyntax
 from pyggml.chat.tools.thoughts import Thought, find_thought, is_opened
 
 __all__ = [
-    "SYNTAXES",
-    "AnswerReader",
-    "CallSyntax",
-    "Said",
-    "TemplateCalls",
-    "Thought",
-    "ToolChoice",
-    "find_calls",
-    "find_thought",
-    "grammar_of",
-    "is_opened",
-]
+    "SYNTAXES", "AnswerReader", "CallSyntax", "Said", "TemplateCalls", "Thought", "ToolChoice",
+    "find_calls", "find_thought", "grammar_of", "is_opened",
+]  # fmt: skip

@@ -219,10 +219,7 @@ SYNTAXES = (
         bare="[",
     ),
     CallSyntax(
-        "Llama 3.1 to 3.3",
-        marks=("<|python_tag|>",),
-        keys=("name", "parameters"),
-        between="; ",
+        "Llama 3.1 to 3.3", marks=("<|python_tag|>",), keys=("name", "parameters"), between="; "
     ),
 )
 BARE = SYNTAXES[-1]

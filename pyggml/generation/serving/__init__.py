@@ -12,14 +12,6 @@ from pyggml.generation.serving.scheduler import Scheduler
 from pyggml.generation.serving.worker import Full, Idle, Worker, WorkerClosed
 
 __all__ = [
-    "Failure",
-    "Full",
-    "Idle",
-    "ReadPrompt",
-    "Relay",
-    "Request",
-    "RequestExpired",
-    "Scheduler",
-    "Worker",
-    "WorkerClosed",
-]
+    "Failure", "Full", "Idle", "ReadPrompt", "Relay", "Request", "RequestExpired", "Scheduler",
+    "Worker", "WorkerClosed",
+]  # fmt: skip

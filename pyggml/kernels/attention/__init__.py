@@ -12,12 +12,6 @@ from pyggml.kernels.attention.path import AttentionPath, AttentionProblem, Backw
 from pyggml.kernels.attention.table import BACKWARD, FORWARD, backward_path, forward_path
 
 __all__ = [
-    "BACKWARD",
-    "FORWARD",
-    "AttentionPath",
-    "AttentionProblem",
-    "Backward",
-    "Forward",
-    "backward_path",
-    "forward_path",
-]
+    "BACKWARD", "FORWARD", "AttentionPath", "AttentionProblem", "Backward", "Forward",
+    "backward_path", "forward_path",
+]  # fmt: skip

@@ -24,31 +24,11 @@ from pyggml.kernels.gemm.tile import BYTE_TILE, FLOAT_TILE
 from pyggml.kernels.kernel import Compute
 
 __all__ = [
-    "BYTE_TILE",
-    "CHOSEN",
-    "FASTEST",
-    "FLOATS",
-    "FLOAT_TILE",
-    "PATHS",
-    "Adds",
-    "Form",
-    "LowRank",
-    "Operands",
-    "Packing",
-    "Problem",
-    "Weight",
-    "call_of",
-    "mul_mat",
-    "out_prod",
-    "packing",
-    "path_of",
-    "rounds",
-    "rounds_matrices",
-    "scratch_bytes",
-    "strided",
-    "strided_problem",
+    "BYTE_TILE", "CHOSEN", "FASTEST", "FLOATS", "FLOAT_TILE", "PATHS", "Adds", "Form", "LowRank",
+    "Operands", "Packing", "Problem", "Weight", "call_of", "mul_mat", "out_prod", "packing",
+    "path_of", "rounds", "rounds_matrices", "scratch_bytes", "strided", "strided_problem",
     "takes_narrow",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,6 @@ from pyggml.look.draw.lanes import lanes
 from pyggml.look.draw.page import page
 
 __all__ = [
-    "Section",
-    "constants",
-    "every",
-    "heat_map",
-    "heat_steps",
-    "inside",
-    "kinds_of",
-    "lanes",
-    "overview",
-    "page",
-    "picture",
-    "sections",
-]
+    "Section", "constants", "every", "heat_map", "heat_steps", "inside", "kinds_of", "lanes",
+    "overview", "page", "picture", "sections",
+]  # fmt: skip

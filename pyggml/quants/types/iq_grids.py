@@ -137,11 +137,7 @@ def _decode_iq1_m(block: Block) -> None:
 
 
 def _declare(
-    name: str,
-    decode: Decoder,
-    pack: Pack | NoPack,
-    fit: PackWeighted,
-    limit: float = F16_LIMIT,
+    name: str, decode: Decoder, pack: Pack | NoPack, fit: PackWeighted, limit: float = F16_LIMIT
 ) -> Quant:
     return Quant(dtype=DTYPES[name], decode=decode, pack=pack, fit=fit, limit=limit, direct=False)
 
