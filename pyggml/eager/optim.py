@@ -67,6 +67,8 @@ class Optimiser(ABC):
         kinds = {isinstance(p, Tensor) for p in self.parameters}
         if not self.parameters:
             faults.append("there are no parameters, wanted one at least")
+        if len({*map(id, self.parameters)}) < len(self.parameters):
+            faults.append("a parameter stands twice, wanted each once")
         if len(kinds) > 1:
             faults.append("parameters are values and tensors, wanted one kind")
         if kinds == {True} and (not isinstance(loss, Tensor) or loss.n_elements != 1):

@@ -122,6 +122,10 @@ class Value(Operators):
     def __bool__(self) -> bool:
         return bool(self.item())
 
+    def __format__(self, spec: str) -> str:
+        """Of one number as that number has it: f"{loss:.3f}"."""
+        return format(self.item(), spec) if spec else str(self)
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a value of one number has no length")

@@ -57,6 +57,8 @@ def test_momentum_keeps_what_was():
 
 def test_what_cannot_be_trained_is_refused():
     p = tensor([1.0], requires_grad=True)
+    with pytest.raises(ConfigError, match="a parameter stands twice, wanted each once"):
+        SGD([p, p], lr=0.1)
     with pytest.raises(ConfigError, match="no parameters"):
         SGD([], lr=0.1)
     with pytest.raises(ConfigError, match=r"is no parameter.*; lr is -1"):

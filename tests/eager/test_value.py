@@ -410,6 +410,7 @@ def test_a_value_prints_what_it_is_and_where_it_came_from():
     w = tensor([[1.0, 2.0]], requires_grad=True, name="w")
     assert repr(w) == "tensor([[1., 2.]], shape (1, 2), w, requires_grad)"
     assert repr(w * [3.0, 4.0]) == "tensor([[3., 8.]], shape (1, 2), from mul of w and F32[2])"
+    assert f"{(w * [3.0, 4.0]).sum():.2f} {w}" == "11.00 " + repr(w)
 
 
 def test_only_leaves_can_be_set():
@@ -442,6 +443,7 @@ def test_only_leaves_can_be_set():
         (lambda x: tensor(np.zeros((0, 3))).max(0), "nothing along"),
         (lambda x: F.dropout(x, 1.0), "p is 1.0"),
         (lambda x: x.item(), "6 elements, wanted one"),
+        (lambda x: f"{x:.3f}", "6 elements, wanted one"),
         (lambda x: F.cross_entropy(x, [1]), "targets of shape"),
         (lambda x: F.cross_entropy(x, [0, 3]), "target 3 is none of 3 classes"),
         (lambda x: F.cross_entropy(x, [-1, 0]), "target -1 is none of 3 classes"),
