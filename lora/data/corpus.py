@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,21 @@ from pyggml.lora.config import DataConfig
 from pyggml.lora.data.reading.files import map_rows
 from pyggml.lora.data.reading.sources import File, Source
 from pyggml.lora.data.records.rows import Row
-from pyggml.lora.data.texts import TextReader
 from pyggml.lora.data.tokens.cache import TokenCache
 from pyggml.lora.data.tokens.documents import Document
 from pyggml.lora.data.tokens.encode import AUTO, Encoding, encode
-from pyggml.lora.data.unused import OF_TEXTS
 from pyggml.lora.data.windows.batches import Corpus
 from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
+
+_READERS = {  # of rows: a module of this package, and the class there
+    "training": ("texts", "TextReader"),
+    "pairs": ("preferences", "AnswerReader"),
+    "labels": ("preferences", "AnswerReader"),
+    "prompts": ("prompts", "PromptReader"),
+    "classes": ("classes", "ClassReader"),
+    "groups": ("groups", "GroupReader"),
+}
 
 
 def read_corpus(
@@ -34,9 +42,8 @@ def read_corpus(
 
     files    each with a weight, see `Source.of`; folders, patterns and pipes, see `expand`
     cache    where tokens are kept for the next run; None keeps none
-    rows     those that the objective reads: "training"; "pairs" and "labels" are read by
-             `pyggml.lora.data.preferences.read_preferences`, "prompts" by `…prompts.read_prompts`,
-             "classes" by `…classes.ClassReader`, "groups" by `…groups.GroupReader`
+    rows     those that the objective reads: "training", "pairs", "labels", "prompts", "classes" or
+             "groups"
     held_out files that are held out, beside those of config.val_file
 
     config.val_split is the share of the tokens of each file that is held out. Of a text: its last
@@ -44,32 +51,14 @@ def read_corpus(
     config.val_shuffle off from its end; see `held_out`. With config.val_file it is not used.
 
     Raises DataError for files that cannot be read, are empty, are not UTF-8 (with the byte), have
-    rows that are not as wanted or do not fit into a window (by number), or for too little text.
+    rows that are not as wanted or do not fit into a window (by number), or for too little text;
+    ConfigError for settings that would do nothing.
     """
-    c = config or DataConfig()
     sources = [files] if isinstance(files, str | os.PathLike | Source) else files
-    if rows == "training":
-        return TextReader(tokenizer, c, cache).corpus(sources, held_out)
-    if rows == "prompts":
-        from pyggml.lora.data.prompts import read_prompts  # other runs start without it
-
-        return read_prompts(sources, tokenizer, c, held_out)
-    if rows in OF_TEXTS:
-        return _reader_of(rows)(tokenizer, c, cache, rows).corpus(sources, held_out)
-    from pyggml.lora.data.preferences import read_preferences
-
-    return read_preferences(sources, tokenizer, c, rows, cache, held_out)
-
-
-def _reader_of(rows: str) -> type[TextReader]:
-    """Of texts that no answers are learned of; other runs start without it."""
-    if rows == "classes":
-        from pyggml.lora.data.classes import ClassReader
-
-        return ClassReader
-    from pyggml.lora.data.groups import GroupReader
-
-    return GroupReader
+    module, name = _READERS[rows]  # other runs start without it
+    reader = getattr(import_module(f"pyggml.lora.data.{module}"), name)
+    read: Corpus = reader(tokenizer, config or DataConfig(), cache, rows).corpus(sources, held_out)
+    return read
 
 
 def corpus(

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.errors import DataError
+from pyggml.errors import ConfigError, DataError
 from pyggml.lora.data.reading.expand import expand
 from pyggml.lora.data.reading.sources import File, Source
 from pyggml.lora.data.tokens.reader import FileContent, RowReader
+from pyggml.lora.data.unused import unused_by_answers
 from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows
 
 
 class CorpusReader(RowReader):
-    """Reads files into windows, by the same settings."""
+    """Reads files into windows, by the same settings.
+
+    compares   whether its objective compares answers
+    """
+
+    compares = False
 
     @abstractmethod
     def windows(self, path: Path, content: FileContent, share: float) -> FileWindows:
@@ -32,7 +38,11 @@ class CorpusReader(RowReader):
         return train, validation
 
     def corpus(self, given: Sequence[File], held_out: Sequence[File]) -> Corpus:
-        """Raises DataError with what is wrong with any of the files."""
+        """Raises DataError with what is wrong with any of the files, and ConfigError for settings
+        that would do nothing."""
+        about = f"an objective of {self.schema.purpose}"
+        if self.compares and (faults := unused_by_answers(self.config, about)):
+            raise ConfigError(faults)
         aside = [*(Source(Path(f)) for f in self.config.val_file or ()), *map(Source.of, held_out)]
         not_trained, left_out = expand(aside, self.schema)
         sources, unread = expand([Source.of(file) for file in given], self.schema)
@@ -44,8 +54,8 @@ class CorpusReader(RowReader):
         files = [part.summary for part in trained]
         files += [replace(p.summary, n_held_out=p.summary.n_documents) for p in apart]
         held_out_windows = validation if len(validation) else None
-        about = self.about(files)
-        return Corpus(train, held_out_windows, tuple(files), (*unread, *left_out), about)
+        left_out = (*unread, *left_out)
+        return Corpus(train, held_out_windows, tuple(files), left_out, self.about(files))
 
     def _all(self, sources: Iterable[Source], share: float) -> list[FileWindows]:
         parts, faults = [], list[str]()

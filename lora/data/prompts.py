@@ -13,16 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.chat.messages import BadValue
-from pyggml.errors import ConfigError, TemplateError
-from pyggml.lora.config import DataConfig
+from pyggml.errors import TemplateError
 from pyggml.lora.data.pipeline import CorpusReader
-from pyggml.lora.data.reading.sources import File, FileSummary, Source
+from pyggml.lora.data.reading.sources import FileSummary, Source
 from pyggml.lora.data.records.rows import PromptRow, Row
 from pyggml.lora.data.tokens.chats import CHAT, encoder_of
 from pyggml.lora.data.tokens.documents import Document, Documents
 from pyggml.lora.data.tokens.reader import FileContent
-from pyggml.lora.data.unused import unused_by_answers
-from pyggml.lora.data.windows.batches import Corpus, Dataset, FileWindows, no_documents
+from pyggml.lora.data.windows.batches import Dataset, FileWindows, no_documents
 from pyggml.lora.data.windows.lengths import refuse_longer
 from pyggml.lora.data.windows.packing import held_out, join
 from pyggml.tokenizer import Tokenizer
@@ -45,10 +43,10 @@ class Prompts(Dataset):
         return np.asarray(self.tokens[window][self.documents[window] >= 0])
 
 
-class _PromptReader(CorpusReader):
-    """Reads rows into windows of one prompt each, and keeps the rows."""
+class PromptReader(CorpusReader):
+    """Reads rows into windows of one prompt each, with the rows, which no cache keeps."""
 
-    text_lacks = "asks nothing"
+    text_lacks, compares = "asks nothing", True
 
     def encode_row(self, row: Row) -> Sequence[Document]:
         assert isinstance(row, PromptRow)
@@ -57,7 +55,7 @@ class _PromptReader(CorpusReader):
         return [document]
 
     def documents(self, source: Source) -> FileContent:
-        self._rows = list[PromptRow]()
+        self._rows, self.cache = list[PromptRow](), None
         return super().documents(source)
 
     def windows(self, path: Path, content: FileContent, share: float) -> FileWindows:
@@ -109,17 +107,3 @@ def encode_prompt(row: PromptRow, tokenizer: Tokenizer, reader: CorpusReader) ->
         return Document(encoder_of(tokenizer, chats).prompt(messages, row.tools), None, (CHAT,))
     except TemplateError as error:
         raise BadValue(str(error), joint=": ") from None
-
-
-def read_prompts(
-    files: Sequence[File], tokenizer: Tokenizer, config: DataConfig, held_out: Sequence[File] = ()
-) -> Corpus:
-    """Windows of the prompts of JSON Lines, JSON, CSV or parquet; tokens are not kept for later.
-
-    Files, config and held_out are as of `read_corpus`. Raises DataError for files that cannot be
-    read or are plain text, and rows that are not as wanted or do not fit; ConfigError for settings
-    that would do nothing.
-    """
-    if faults := unused_by_answers(config, "an objective of prompts"):
-        raise ConfigError(faults)
-    return _PromptReader(tokenizer, config, None, "prompts").corpus(files, held_out)

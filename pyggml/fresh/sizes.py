@@ -10,6 +10,7 @@ with two matrices, 8/3 · width with three (Shazeer 2020).
 import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -133,7 +134,7 @@ class _Sizer:
     ) -> None:
         self._of, self._n_vocab, self._n_ctx = of, n_vocab, n_ctx
         self._tied, self._keys = tied, dict(keys)
-        self._n_example = of.example.get(_DEPTH, _DEPTH_OF_EXAMPLES)
+        self._n_example: Any = of.example.get(_DEPTH, _DEPTH_OF_EXAMPLES)
         self.fault = ""
 
     @property

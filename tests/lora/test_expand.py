@@ -13,7 +13,6 @@ import pytest
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Schema, Source, TokenCache
-from pyggml.lora.data.preferences import read_preferences
 from pyggml.lora.data.reading.expand import _open_pipe, expand
 
 from chats import Bytes
@@ -108,7 +107,7 @@ def test_preferences_take_folders_too(tmp_path):
     for name in "xy":
         (tmp_path / name).write_text(json.dumps(row) + "\n")
     (tmp_path / "notes").write_text("words")
-    corpus = read_preferences([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), "pairs")
+    corpus = read_corpus([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), rows="pairs")
     assert len(corpus.files) == 2 and [p.name for p, _ in corpus.left_out] == ["notes"]
 
 
@@ -121,7 +120,7 @@ def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
         path = tmp_path / f"{kind}.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))
         os.utime(path, (0, 0))
-        read = partial(read_preferences, [path], Known(), DataConfig(ctx=16, val_split=0.3), kind)
+        read = partial(read_corpus, [path], Known(), DataConfig(ctx=16, val_split=0.3), rows=kind)
         first, plain = read(cache), read()
         with monkeypatch.context() as patch:
             patch.setattr("pyggml.lora.data.preferences.documents_of", None)

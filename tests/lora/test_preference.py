@@ -16,10 +16,10 @@ from pyggml.lora import (
     Trainer,
     ValidationReport,
     attach,
+    read_corpus,
     train_tensors,
 )
 from pyggml.lora.data import Corpus
-from pyggml.lora.data.preferences import read_preferences
 from pyggml.lora.data.windows.answers import Answer, preferences
 from pyggml.lora.objectives import OBJECTIVES
 from pyggml.lora.objectives.answers import answer_batches
@@ -136,7 +136,7 @@ def unique_in_order(data, window):
 def test_rows_become_answers():
     def read(kind, rows, ctx=16, share=0.0):
         source, config = Source(Path("a"), rows=rows), DataConfig(ctx=ctx, val_split=share)
-        return read_preferences([source], Letters(), config, kind)
+        return read_corpus([source], Letters(), config, rows=kind)
 
     pairs = [
         {"prompt": "AB", "chosen": "CD", "rejected": "E"},

@@ -8,7 +8,6 @@ from extras import need
 
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora import DataConfig, read_corpus
-from pyggml.lora.data.preferences import read_preferences
 from pyggml.lora.objectives.choice import objective_of
 
 from chats import assistant, user, vocabulary
@@ -286,7 +285,7 @@ def test_both_answers_stand_after_the_same_tokens(tmp_path, prompt):
     if prompt is not None:
         row = {"prompt": prompt, "chosen": "lievable", "rejected": "arable"}
     path = write(tmp_path / "a.jsonl", [row])
-    data = read_preferences([path], Merging(), DataConfig(ctx=31, val_split=0.0), "pairs").train
+    data = read_corpus([path], Merging(), DataConfig(ctx=31, val_split=0.0), rows="pairs").train
     first = [int(np.argmax(data.trained[0][data.documents[0] == n])) for n in (0, 1)]
     ids = [data.tokens[0][data.documents[0] == n].tolist() for n in (0, 1)]
     assert first == [1, 1] and ids[0][:1] == ids[1][:1] == [302]
@@ -298,7 +297,7 @@ def test_exchanged_completions_bring_no_bos(tmp_path):
     names = ("prompt", "completion", "label")
     path = write(tmp_path / "a.jsonl", [dict(zip(names, row, strict=True)) for row in rows])
     config = DataConfig(ctx=63, val_split=0.0)
-    data = read_preferences([path], Merging(add_bos=True), config, "labels").train
+    data = read_corpus([path], Merging(add_bos=True), config, rows="labels").train
     for each in (data, data.mismatched):
         for number in range(len(rows)):
             ids = each.tokens[0][each.documents[0] == number]
