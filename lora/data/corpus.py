@@ -19,8 +19,8 @@ from pyggml.tokenizer import Tokenizer
 
 _READERS = {  # of rows: a module of this package, and the class there
     "training": ("texts", "TextReader"),
-    "pairs": ("preferences", "AnswerReader"),
-    "labels": ("preferences", "AnswerReader"),
+    "pairs": ("preferences", "PreferenceReader"),
+    "labels": ("preferences", "PreferenceReader"),
     "prompts": ("prompts", "PromptReader"),
     "classes": ("classes", "ClassReader"),
     "groups": ("groups", "GroupReader"),

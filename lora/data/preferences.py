@@ -15,7 +15,7 @@ from pyggml.lora.data.windows.batches import Dataset, FileWindows
 from pyggml.lora.data.windows.packing import join
 
 
-class AnswerReader(CorpusReader):
+class PreferenceReader(CorpusReader):
     """Reads pairs, or the answers of labels, into windows of whole answers."""
 
     text_lacks, compares = "prefers nothing", True
