@@ -74,6 +74,30 @@ def test_the_gradient_of_a_matrix(kind, monkeypatch):
     )
 
 
+@pytest.mark.skipif(SIMULATED or not has_cublas(), reason="the simulator has no cuBLAS")
+@pytest.mark.parametrize("number", [np.float32, np.uint16])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("near_k", [False, True])
+def test_a_product_in_one_wave_of_tiles(number, accumulate, near_k):
+    """Of rows with gaps between them; where the card has other multiprocessors, by cuBLAS."""
+    from pyggml.backends.cuda.gemm.cublas import multiply
+
+    rng, m, n, k, gap = np.random.default_rng(3), 125, 2048, 520, 56
+    b = rng.standard_normal((n, k) if near_k else (k, n), np.float32)
+    a, before = rng.standard_normal((m, k), np.float32), rng.standard_normal((m, n), np.float32)
+    wide = [quantize(np.pad(x, [(0, 0), (0, gap)]), "BF16").view("u2") for x in (a, b)]
+    of_a, of_b = (cuda.to_device(x.reshape(-1)) for x in wide)
+    y = before if number is np.float32 else quantize(before, "BF16").view("u2").reshape(m, n)
+    out, stream = cuda.to_device(y.reshape(-1)), cuda.stream()
+    of = (True, k + gap), of_b, (near_k, b.shape[1] + gap)
+    multiply(stream, (m, n, k), of_a, *of, out, n, accumulate)()
+    stream.synchronize()
+    found = out.copy_to_host()
+    found = found if number is np.float32 else dequantize(found.view("u1"), "BF16")
+    wanted = a.astype(float) @ (b.T if near_k else b) + accumulate * before
+    assert np.abs(found.reshape(m, n) - wanted).max() <= ALLOWED["bf16"] * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("m", [1] if SIMULATED else [1, 3, 5])
 @pytest.mark.parametrize("kind", [name for name, q in QUANTS.items() if q.dtype.quantised])
 def test_every_weight_type_is_multiplied_with_few_rows(kind, m):

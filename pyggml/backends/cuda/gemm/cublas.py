@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.gemm import slices
+from pyggml.backends.cuda.gemm.one_wave import GemmForm, OneWave, algorithm_of
 from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
 from pyggml.backends.cuda.gemm.slices import Form
 from pyggml.backends.cuda.runtime.driver import address, cuda
@@ -22,6 +23,7 @@ _AT_ONCE = 4  # products that can run side by side
 _R_32F, _R_16BF = 0, 14  # cudaDataType_t
 _N, _T = 0, 1  # cublasOperation_t
 _COMPUTE_32F, _DEFAULT_ALGORITHM = 68, -1
+_ALIGNMENT = 16  # bytes of each matrix, that cublasLt wants for its tiles
 _LARGEST_SIZE = (1 << 31) - 1  # its sizes are 32 bits wide
 
 
@@ -94,10 +96,14 @@ def multiply(
     m, n, k = sizes
     kind, result_kind = (_R_32F if x.dtype == np.float32 else _R_16BF for x in (a, c))
     scalars = np.array([factor, accumulate], np.float32)
-    library, (handle, workspace) = _library(), next(_handles(stream))
+    (handle, workspace), gemm = next(_handles(stream)), _library().gemm_ex
     operations = (_T if b_form[0] else _N, _N if a_form[0] else _T)
+    form = GemmForm(operations, (n, m, k), (kind, result_kind), (b_form[1], a_form[1], c_step))
+    one = algorithm_of(handle, form) if kind == _R_16BF else None
+    if one is not None and all(address(x) % _ALIGNMENT == 0 for x in (a, b, c)):
+        gemm = OneWave(form, one, workspace, stream)
     return of_library(
-        library.gemm_ex, handle, *operations, n, m, k, scalars.ctypes.data, address(b), kind,
+        gemm, handle, *operations, n, m, k, scalars.ctypes.data, address(b), kind,
         b_form[1], address(a), kind, a_form[1], scalars.ctypes.data + 4, address(c), result_kind,
         c_step, _COMPUTE_32F, _DEFAULT_ALGORITHM, reads=(a, b), writes=(c, workspace),
         keeps=scalars,
