@@ -1,6 +1,8 @@
 """Settings: every fault at once, and what a command line reads from the fields."""
 
 import dataclasses
+import math
+from dataclasses import fields
 from functools import partial
 
 import pytest
@@ -9,57 +11,35 @@ from pyggml.errors import ConfigError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.settings import numbers_in
 
-WRONG = [
-    (LoraConfig, "rank", 0),
-    (LoraConfig, "rank", 5000),
-    (LoraConfig, "alpha", 0.0),
-    (LoraConfig, "alpha", float("nan")),
-    (LoraConfig, "modules", ()),
-    (LoraConfig, "modules", ("attn_q", "attn_q")),
-    (LoraConfig, "skip_layers", -1),
-    (LoraConfig, "seed", -1),
-    (DataConfig, "ctx", 1),
-    (TrainConfig, "batch", 0),
-    (TrainConfig, "grad_accum", 0),
-    (TrainConfig, "epochs", 0),
-    (TrainConfig, "max_steps", -1),
-    (TrainConfig, "lr", 0.0),
-    (TrainConfig, "lr", float("nan")),
-    (TrainConfig, "lr", float("inf")),
-    (TrainConfig, "lr_scheduler", "step"),
-    (TrainConfig, "lr_min", -1e-9),
-    (TrainConfig, "warmup_steps", -1),
-    (TrainConfig, "weight_decay", 1.5),
-    (TrainConfig, "clip", -1.0),
-    (TrainConfig, "clip", float("nan")),
-    (TrainConfig, "beta1", 1.0),
-    (TrainConfig, "beta2", 1.0),
-    (TrainConfig, "eps", 0.0),
-    (TrainConfig, "seed", 1 << 64),
-    (DataConfig, "special_tokens", "none"),
-    (DataConfig, "val_split", 0.6),
-    (TrainConfig, "val_every", -1),
-    (TrainConfig, "val_windows", -1),
-    (TrainConfig, "checkpoint_every", -1),
-    (TrainConfig, "threads", -1),
-    (TrainConfig, "compute", "f64"),
-    (LoraConfig, "rank", "8"),
-    (LoraConfig, "rank", 8.5),
-    (LoraConfig, "rank", True),
-    (LoraConfig, "alpha", "much"),
-    (LoraConfig, "modules", "ffn"),
-    (LoraConfig, "modules", ("attn_q", 3)),
-    (DataConfig, "ctx", 2.5),
-    (TrainConfig, "lr", "fast"),
-    (TrainConfig, "grad_checkpointing", "no"),
-    (TrainConfig, "compute", ["auto"]),
-]
+CONFIGS = (DataConfig, LoraConfig, TrainConfig)
+SETTINGS = [pytest.param(c, f, id=f"{c.__name__}-{f.name}") for c in CONFIGS for f in fields(c)]
 
 
-@pytest.mark.parametrize("kind, name, value", WRONG)
-def test_a_setting_out_of_range_is_refused(kind, name, value):
-    with pytest.raises(ConfigError, match=rf"^{name} is .*, wanted \S"):
-        kind(**{name: value})
+def wrong_for(setting):
+    """Values of another type than a setting's, and such as are outside of its range."""
+    usual = setting.metadata["like"] if setting.default is None else setting.default
+    if isinstance(usual, bool):
+        return ["no", 1]
+    if isinstance(usual, str):
+        return [] if setting.metadata["fits"]("?") else ["?", 3, ["auto"]]
+    if usual is None:
+        return []
+    ends = [-1, 0, 10**40, *((math.nan, math.inf, -math.inf) if isinstance(usual, float) else ())]
+    ends = [v for v in ends if not setting.metadata["fits"](v)]
+    return ["8", True, [8], *([] if isinstance(usual, float) else [8.5]), *ends]
+
+
+@pytest.mark.parametrize("kind, setting", SETTINGS)
+def test_a_setting_out_of_range_is_refused(kind, setting):
+    for value in wrong_for(setting):
+        with pytest.raises(ConfigError, match=rf"^{setting.name} is .*, wanted \S"):
+            kind(**{setting.name: value})
+
+
+def test_names_of_modules_are_some_and_none_twice():
+    for value in ((), ("attn_q", "attn_q"), "ffn", ("attn_q", 3)):
+        with pytest.raises(ConfigError, match=r"^modules is .*, wanted \S"):
+            LoraConfig(modules=value)
 
 
 def test_all_faults_come_at_once():
