@@ -210,6 +210,7 @@ ptx.commit_copies = ptx.await_copies = ptx.await_all_but_one = lambda: None
 ptx.copy_16 = copy_16
 ptx.as_float = lambda word: np.uint32(int(word)).view(np.float32)
 ptx.bits_of = lambda x: np.float32(x).view(np.uint32)
+ptx.bits_of_all = lambda _: np.uint32(0x7FC00001)
 ptx.reciprocal = lambda x: flushed(np.float32(1) / flushed(x))
 ptx.inverse_root = lambda x: np.float32(1) / np.sqrt(x)
 ptx.logarithm_of_two = np.log2

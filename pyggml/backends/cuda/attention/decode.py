@@ -29,6 +29,7 @@ from pyggml.backends.cuda.code.cluster_ptx import MOST_BLOCKS, has_clusters
 from pyggml.backends.cuda.code.formulas import short_exp
 from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.code.jit import device, kernel
+from pyggml.backends.cuda.code.ptx import as_float, bits_of_all
 from pyggml.backends.cuda.code.warp import LANES
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
@@ -219,8 +220,7 @@ def _attend(shape: _Shape) -> Any:
         place()
         barrier = cuda.shared.array(1, np.uint64)
         begin(barrier)
-        ends = cuda.shared.array(of_ends, np.float32)
-        sums = cuda.shared.array(of_sums, np.float32)
+        ends, sums = cuda.shared.array(of_ends, np.float32), cuda.shared.array(of_sums, np.float32)
         held, o = cuda.local.array(of_heads, np.float32), cuda.local.array(of_heads, np.float32)
         keys, values = cuda.local.array(of_keys, np.float32), cuda.local.array(of_keys, np.float32)
         raw_k, raw_v = cuda.local.array(of_raw, raw_type), cuda.local.array(of_raw, raw_type)
@@ -234,6 +234,7 @@ def _attend(shape: _Shape) -> Any:
         last = np.int32(stop)
         key = np.int32(start + np.int32((part * _WARPS + warp) * batch))
         fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)
+        sums[warp, 0, 0] = as_float(bits_of_all((out, lse, q, sinks, sizes, factors, token)))
         await_others()
         for i in range(of_tops):
             tops[i], weights[i] = MINUS_INF, ZERO

@@ -6,7 +6,8 @@ products take a path without tensor cores (`TENSOR_CORES` is False).
 Addresses count bytes from the start of a flat array; a load of n bytes starts at a multiple of n.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,25 @@ def as_float(builder, word):
 def bits_of(builder, x):
     """The bits of a float32, as uint32."""
     return builder.bitcast(x, WORD)
+
+
+def _words_of(builder: Any, value: Any) -> Iterator[Any]:
+    """A word of each number and of each array's address."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _words_of(builder, one)
+    elif isinstance(value.type, ir.PointerType):
+        yield builder.ptrtoint(value, WORD)
+    elif isinstance(value.type, ir.IntType):
+        yield (builder.trunc if value.type.width > 32 else builder.zext)(value, WORD)
+    else:
+        yield builder.bitcast(value, WORD)
+
+
+@instruction(_UINT, ANY)
+def bits_of_all(builder, values):
+    """The bits of all numbers and arrays' addresses of a tuple, put together in one word."""
+    return reduce(builder.xor, _words_of(builder, values))
 
 
 def two_in(builder: Any, number: str, first: Any, second: Any) -> Any:

@@ -28,6 +28,7 @@ from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
 GROUP_BYTES = 64
+_GROUP_BITS = GROUP.bit_length() - 1  # to divide a signed number takes more instructions
 _PAD = 16  # after the digits of a unit: its eight lanes then read all banks at once
 
 _STEP = np.float32(1 / (127 * 256 + 127))
@@ -183,11 +184,11 @@ def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool, has_halv
     """
     load, put_digits = load_four if vectorized else one_by_one, _digit_putter(has_halves)
     digits_apart, factors_apart = unit_digits(n_groups), unit_factors(n_groups, has_halves)
-    group_factors = factor_bytes(has_halves)
+    group_factors, unit_bits = factor_bytes(has_halves), n_groups.bit_length() - 1
 
     @device
     def round_a(memory, floats, a, k, layout, norm):
-        all_groups, warp, n_warps = k // GROUP, cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
+        all_groups, warp, n_warps = k >> _GROUP_BITS, cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
         lane, q = cuda.threadIdx.x & 31, cuda.threadIdx.x & 3
         for t in range(rows):
             total = ZERO
@@ -202,7 +203,7 @@ def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool, has_halv
                     total += squares(first) + squares(second) if own == group else ZERO
                     first = times(first, load(norm[0], i))
                     second = times(second, load(norm[0], i + 16))
-                unit, of_unit = group // n_groups, group % n_groups
+                unit, of_unit = group >> unit_bits, group & (n_groups - 1)
                 at = t * layout.digits + unit * digits_apart + of_unit * GROUP_BYTES
                 factor_at = rows * layout.digits + t * layout.factors
                 factor_at += unit * factors_apart + of_unit * group_factors

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.backends.cuda.code import ptx
 from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.code.jit import kernel, most_shared
 from pyggml.backends.cuda.gemm import digits
@@ -264,6 +265,8 @@ def part_argument(part: FewRowsProduct, cut: Any) -> tuple[Any, ...]:
 _SOURCE = """
     first, n_rows = rows_of(part[5], number)
     BEGIN
+    arguments = part[0], part[1], part[4], part[6], a, k, layout, norm
+    floats[np.uint64(layout.sums >> 2)] = as_float(bits_of_all(arguments))  # as early.py says
     follow()
     round_a(memory, floats, a, k, layout.a, norm)
     read_added(held, part, first, min(n_rows, part[4] - first))
@@ -315,6 +318,7 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     of_a = kinds[0]
     names: dict[str, Any] = {
         "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of, "follow": follow,
+        "as_float": ptx.as_float, "bits_of_all": ptx.bits_of_all,
         "read_added": adds_reader(of_a.rows), "finish": finisher(of_a, has_norm),
         "round_a": digits.rounder(
             of_a.rows, of_a.unit.n_groups, has_norm, of_a.vectorized, of_a.has_halves

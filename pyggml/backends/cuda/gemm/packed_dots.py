@@ -272,7 +272,7 @@ def adder(kind: DotShape) -> Any:
         task = np.int64(warp)
         while task < n_tasks:
             number = (task >> is_gated) * CHUNK + lane
-            of_row = number % units
+            of_row = np.int64(np.uint32(number) % np.uint32(units))
             x, f = of_row * x_unit, rows * layout.a.digits + of_row * f_unit
             ptx.await_all_but_one()
             cuda.syncwarp()

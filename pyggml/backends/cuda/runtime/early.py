@@ -18,6 +18,10 @@ The release is where it measured best. A token of Qwen3-1.7B after 512 takes, on
 On an H200 Q4_K_M takes 784 µs where products release when A is read, and 762 when others have
 ended, as they do since.
 
+A multiprocessor reads a launch's arguments through a cache of its own that begins empty, 64 bytes
+at a time. So such a kernel reads them before it waits, and puts a word of their bits where shared
+memory is written later.
+
 There a multiprocessor has room for two such blocks, one of this launch and one of the next, and
 never for three: else two of the next share the first that is free. And all such kernels have one
 carve-out (`driver.allow_shared`). Cards before Hopper (compute capability 9.0) have no such launch.

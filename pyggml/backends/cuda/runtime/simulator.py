@@ -80,6 +80,10 @@ def bits_of(x):
     return np.float32(x).view(np.uint32)
 
 
+def bits_of_all(_values):
+    return np.uint32(0)
+
+
 def power_of_two(x):
     return np.exp2(np.float32(x))
 
@@ -210,9 +214,9 @@ def nothing(*_: Any) -> None:
 
 _BY_THEIR_NAMES = (
     address, shared_cell, copy_between, load_half, load_byte, load_short, load_word, as_float,
-    bits_of, power_of_two, reciprocal, logarithm_of_two, bf16_bits, put_four_bf16, put_eight,
-    load_four, load_four_bf16, without_operands, sync_warp, warp_sum, take_ticket, block_sum,
-    block_max,
+    bits_of, bits_of_all, power_of_two, reciprocal, logarithm_of_two, bf16_bits, put_four_bf16,
+    put_eight, load_four, load_four_bf16, without_operands, sync_warp, warp_sum, take_ticket,
+    block_sum, block_max,
 )  # fmt: skip
 TWINS: dict[str, Any] = {
     **{twin.__name__: twin for twin in _BY_THEIR_NAMES},
