@@ -11,8 +11,6 @@ from pyggml.graph.tensor import leaf
 from pyggml.lora import (
     LoraConfig,
     Parameters,
-    TrainConfig,
-    Trainer,
     attach,
     loss_and_grads,
     merge,
@@ -279,19 +277,6 @@ def test_an_adapter_that_is_not_finite_is_not_written(tiny, tmp_path):
     with pytest.raises(NotFiniteError, match=r"^blk.0.attn_q.weight.lora_b: not all"):
         adapter.save(path)
     assert path.read_bytes() == before
-
-
-def test_own_tensors_train_and_save(tiny, corpus_of, tmp_path):
-    trained = train_tensors(pyggml.load(tiny, compute="f32"), ["*_norm", "output"])
-    config = TrainConfig(lr=0.02, epochs=3, warmup_steps=0)
-    events = []
-    trainer = Trainer(trained.model, trained.parameters, corpus_of(10, LENGTHS), config)
-    trainer.run(events.append)
-    made_steps = steps(events)
-    assert np.mean([e.loss for e in made_steps[-5:]]) < np.mean([e.loss for e in made_steps[:5]])
-    trained.save(tmp_path / "m.gguf")
-    again = pyggml.load(tmp_path / "m.gguf", compute="f32")
-    np.testing.assert_array_equal(again.logits(TOKENS), trained.model.logits(TOKENS))
 
 
 def test_tensors_that_cannot_be_trained_are_named(shared):

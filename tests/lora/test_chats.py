@@ -2,16 +2,12 @@
 
 import json
 
-import numpy as np
 import pytest
 
-import pyggml
 from pyggml.errors import DataError, TemplateError
-from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, read_corpus
-from pyggml.lora.data import Document, TokenCache
+from pyggml.lora import DataConfig, read_corpus
+from pyggml.lora.data import TokenCache
 from pyggml.lora.data.tokens.chats import CHAT, CUT, NAMED, OPEN
-from pyggml.lora.data.windows.packing import pack
-from pyggml.lora.trainer.passes import Passes
 
 from chats import assistant, user
 from chats import vocabulary as made_vocabulary
@@ -226,27 +222,3 @@ def test_bos_is_not_doubled(corpus, vocabulary):
         made = corpus(ROUNDS, chat_template=template, add_bos=True, ctx=500, train_on="all")
         ids = made.train.tokens[0][made.train.documents[0] >= 0].tolist()
         assert ids.count(vocabulary().bos_id) == 1
-
-
-def test_packed_chats_lose_what_single_ones_lose(tiny):
-    """Also those whose step has several windows: the loss is a mean over all learned tokens."""
-    model = pyggml.load(tiny, compute="f32")
-    adapter = attach(model, LoraConfig(rank=3, alpha=5))
-    rng = np.random.default_rng(0)
-    adapter.parameters.data[:] = rng.normal(0, 0.1, adapter.parameters.data.shape)
-    documents = []
-    for n in (9, 5, 14, 7):
-        trained = rng.random(n) < 0.4
-        trained[-1] = True
-        documents.append(Document(rng.integers(0, 48, n).tolist(), trained))
-    results = []
-    for alone in (False, True):
-        windows = pack(documents, 15, whole=True, alone=alone)
-        assert len(windows) == (4 if alone else 3)
-        passes = Passes.of(adapter.model, adapter.parameters, TrainConfig(batch=2), 15)
-        adapter.parameters.gradient[:] = 0
-        loss = sum(passes.train(b) for b in windows.batches(range(len(windows)), 2))
-        results.append((loss, adapter.parameters.gradient.copy()))
-    (packed, slope), (single, slope_of_single) = results
-    assert packed == pytest.approx(single, rel=1e-6)
-    np.testing.assert_allclose(slope, slope_of_single, rtol=1e-4, atol=1e-7)

@@ -19,27 +19,6 @@ from pyggml.quants import dequantize, quantize
 from pyggml.runtime import Devices, bind, run, schedule
 
 
-def test_adamw_over_steps_is_the_papers_algorithm():
-    alpha, beta1, beta2, eps, decay = 0.05, 0.9, 0.99, 1e-8, 0.1
-    p, g = leaf(floats(3, 50)), leaf(np.zeros((3, 50), np.float32))
-    m, v = leaf(np.zeros((3, 50), np.float32)), leaf(np.zeros((3, 50), np.float32))
-    settings = leaf(np.zeros(7, np.float32))
-    want, want_m, want_v = p.data.astype(np.float64), 0.0, 0.0
-    program = bind(schedule(Graph.of(opt_step_adamw(p, g, m, v, settings)), Devices()))
-    for n in range(1, 6):
-        g.data[:] = floats(3, 50, seed=n)
-        hats = (1 / (1 - beta1**n), 1 / (1 - beta2**n))
-        settings.data[:] = (alpha, beta1, beta2, eps, decay, *hats)
-        program()
-        want_m = beta1 * want_m + (1 - beta1) * g.data
-        want_v = beta2 * want_v + (1 - beta2) * g.data.astype(np.float64) ** 2
-        want -= alpha * decay * want
-        want -= alpha * want_m * hats[0] / (np.sqrt(want_v * hats[1]) + eps)
-    np.testing.assert_allclose(p.data, want, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(m.data, want_m, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(v.data, want_v, rtol=1e-4, atol=1e-6)
-
-
 def packed(x, values):
     """Codes and magnitudes of a moment: of each share the nearest place, and its nearest value."""
     whole = np.append(x, np.zeros(-x.size % BLOCK)).reshape(-1, BLOCK)
@@ -76,18 +55,6 @@ def test_8_bit_moments_are_values_of_the_paper_s_type_near_their_places():
         codes, most = packed(second, V_VALUES)
         np.testing.assert_allclose(scales.data[1], most, rtol=3e-5)  # 1 − β in float32 is 1e-5 off
         assert np.mean(codes == v.data.view(np.uint8)) > 0.99 and (v.data != 0).all()
-
-
-def test_sgd_with_decay_reaches_the_minimum_it_must():
-    """Of |p − 1|²/2 + wd·|p|²/2, which is p = 1 / (1 + wd)."""
-    p, g = leaf(floats(7)), leaf(np.zeros(7, np.float32))
-    program = bind(
-        schedule(Graph.of(opt_step_sgd(p, g, leaf(np.array([0.2, 0.5], np.float32)))), Devices())
-    )
-    for _ in range(100):
-        g.data[:] = p.data - 1
-        program()
-    np.testing.assert_allclose(p.data, 1 / 1.5, rtol=1e-5)
 
 
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
