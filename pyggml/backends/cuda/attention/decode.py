@@ -208,11 +208,10 @@ def _attend(shape: _Shape) -> Any:
     (n_raw, raw_type), fetch, unpack = keys_of(shape.key_type, head_size, batch, shape.vectorized)
     read_query, of_raw = query_reader(head_size, shape.vectorized), batch * mine // 4 * n_raw
     read_token, make_heads, keep_token, replace = of_token(shape.key_type, n_together, batch)
-    put_sums, of_cluster = _sums_putter(shape), shape.of_cluster
-    place, begin, finish = joiners(n_together, head_size, _WARPS, of_cluster)
-    score, carry = _scorer(shape), _carrier(shape)
+    score, carry, put_sums = _scorer(shape), _carrier(shape), _sums_putter(shape)
+    place, begin, finish = joiners(n_together, head_size, _WARPS, shape.of_cluster)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
-    spread, of_heads = _spread(shape), n_together * mine
+    spread, of_heads, of_cluster = _spread(shape), n_together * mine, shape.of_cluster
     of_keys, of_scores, of_own, of_tops = batch * mine, spread.n, 2 * mine, spread.n_own
 
     @partial(kernel, shared_bytes=least_shared())
@@ -220,7 +219,8 @@ def _attend(shape: _Shape) -> Any:
         place()
         barrier = cuda.shared.array(1, np.uint64)
         begin(barrier)
-        ends, sums = cuda.shared.array(of_ends, np.float32), cuda.shared.array(of_sums, np.float32)
+        ends = cuda.shared.array(of_ends, np.float32)
+        sums = cuda.shared.array(of_sums, np.float32)
         held, o = cuda.local.array(of_heads, np.float32), cuda.local.array(of_heads, np.float32)
         keys, values = cuda.local.array(of_keys, np.float32), cuda.local.array(of_keys, np.float32)
         raw_k, raw_v = cuda.local.array(of_raw, raw_type), cuda.local.array(of_raw, raw_type)
