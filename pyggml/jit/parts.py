@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite.binding import parse_bitcode
+from numba import types
 from numba.core import dispatcher, sigutils
 from numba.core.caching import Cache
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen, RuntimeLinker
@@ -53,6 +54,9 @@ def compile_parts() -> None:
 def _note_kernel(template: Callable) -> Callable:
     def get_call_template(dispatcher: Any, args: Any, kws: Any) -> Any:
         _THREAD.by_kernel = dispatcher.py_func.__module__.startswith("pyggml")
+        if _THREAD.by_kernel:
+            args = tuple(types.unliteral(kind) for kind in args)
+            kws = {name: types.unliteral(kind) for name, kind in kws.items()}
         try:
             return template(dispatcher, args, kws)
         finally:

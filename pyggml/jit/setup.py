@@ -16,6 +16,7 @@ from pyggml.jit.permission import tiles_granted
 from pyggml.jit.workarounds import (
     call_own_copies,
     check_files,
+    compile_without_collecting,
     hold_settings,
     name_files_apart,
 )
@@ -45,5 +46,6 @@ call_own_copies()
 name_files_apart()
 emit_when_called()
 compile_parts()
+compile_without_collecting()
 CACHE = _keep_kernels()  # where compiled kernels are kept, None if they cannot be
 hold_settings("CACHE_DIR", "CPU_FEATURES", *CODE_SETTINGS)

@@ -37,6 +37,15 @@ def test_python_may_call_what_a_kernel_has_called():
     assert declare(lambda x: one_more(x) / 2)(2.0) == 1.5 and twice(3.0) == 8
 
 
+def test_a_part_is_compiled_once_for_all_constants():
+    @declare
+    def add(x, y):
+        return x + y
+
+    assert declare(lambda x: add(x, 1) + add(x, 2) + add(1, x))(3) == 13
+    assert len(add.overloads) == 1
+
+
 # Calls a kernel of the package from Python, or from another kernel; prints its result, and
 # whether it was compiled, not in the cache.
 CALLS = """
