@@ -7,9 +7,11 @@ class Product(Frame):
 Product(c=array, m=3)     in Python: the fields, written one after the other into int64 `words`
 f.c, f.m                  in a task: a field, loaded where it is read
 f.multiply(…)             a kernel that is declared in the class, called with f before the rest
+f.common                  f as a frame of the nearest class that is declared with common=True
 
-So one task serves several classes, each with kernels of its own, and is compiled for each. A field
-that no task reads costs nothing. Numba knows a frame by its class and the layout of its
+So one task serves several classes, each with kernels of its own, and is compiled for each; what
+`f.common` is passed to, or called on, once for all that are alike in it. A field that no task reads
+costs nothing. Numba knows a frame by its class and the layout of its
 fields, so kernels that take one are cached.
 """
 
@@ -270,11 +272,12 @@ class Frame:
 
     fields: ClassVar[Mapping[str, FrameField]] = {}
     n_words: ClassVar[int] = 0
+    COMMON: ClassVar[type["Frame"] | None] = None  # what `f.common` is a frame of; None: its own
     words: np.ndarray
     address: int  # of the words
     values: dict[str, Any]  # of the fields
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, common: bool = False) -> None:
         fields, start = {}, 0
         for name, hint in get_type_hints(cls, include_extras=True).items():
             kind = _kind_of(hint)
@@ -282,6 +285,11 @@ class Frame:
                 fields[name] = FrameField(start, kind)
                 start += kind.n_words
         cls.fields, cls.n_words = fields, start
+        cls.COMMON = cls if common else cls.COMMON
+        if cls.COMMON is not None and not cls.COMMON.fields.items() <= fields.items():
+            raise TypeError(
+                f"{cls.__name__}: the fields of {cls.COMMON.__name__} are not its first"
+            )
 
     def __init__(self, **values: Any) -> None:
         missing = [name for name in self.fields if name not in values]
@@ -390,6 +398,8 @@ class _FieldTypes(AttributeTemplate):  # type: ignore[misc] # Numba has no types
     key = FrameType
 
     def generic_resolve(self, frame: FrameType, name: str) -> types.Type | None:
+        if name == "common":
+            return FrameType(frame.declaration.COMMON or frame.declaration)
         field = frame.declaration.fields.get(name)
         if field is not None:
             return field.kind.type
@@ -399,5 +409,7 @@ class _FieldTypes(AttributeTemplate):  # type: ignore[misc] # Numba has no types
 
 @lower_getattr_generic(FrameType)
 def _load_field(context: Any, builder: Any, frame: FrameType, words: Any, name: str) -> Any:
+    if name == "common":
+        return words
     start, kind = frame.declaration.fields[name]
     return kind.load(context, builder, cgutils.gep_inbounds(builder, words, start))

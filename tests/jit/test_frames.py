@@ -21,7 +21,6 @@ from pyggml.jit.frames import (
     Shorts1,
     Shorts3,
 )
-from pyggml.jit.regions import write_tuple
 from pyggml.jit.tasks import launch, stage, task_code
 
 needs_jit = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
@@ -70,6 +69,16 @@ class Product(Sum):
 
 class Inherits(Product):
     pass
+
+
+class Alike(Sum, common=True):
+    @kernel
+    def twice_of_two(f, b):
+        return 2 * f.of_two(b)
+
+
+class AlikeToo(Alike):
+    d: Float
 
 
 def write_of_two(f, task, thread):
@@ -147,6 +156,27 @@ def test_a_task_calls_the_kernels_of_its_frame_s_class(frame, more, wanted):
     assert out.tolist() == wanted
 
 
+@needs_jit
+def test_what_is_common_to_classes_is_compiled_once():
+    out = np.zeros(1, np.float32)
+
+    def write_twice(f, task, thread):
+        f.out[task] = f.common.twice_of_two(np.float32(task))
+
+    for frame, more in ((Alike, {}), (AlikeToo, {"d": 7.0})):
+        launch(stage(task_code(frame)(write_twice), frame(out=out, a=3.0, **more), 1))
+        assert out[0] == 6
+    assert len(Alike.twice_of_two.overloads) == 1
+
+
+def test_the_fields_of_a_common_class_come_first():
+    class Behind(Frame):
+        n: Int
+
+    with pytest.raises(TypeError, match="^Mixed: the fields of Alike are not its first$"):
+        type("Mixed", (Alike, Behind), {"__module__": __name__})
+
+
 WRONG = {
     "scale": (1, "a float"),
     "n": (True, "an int"),
@@ -213,12 +243,3 @@ print(len(compiled))
 def test_a_second_process_compiles_no_task_again(tmp_path):
     found = [printed(SCRIPT, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert int(found[0]) > 0 and int(found[1]) == 0
-
-
-@needs_jit
-def test_a_tuple_is_written_without_the_owners_of_its_arrays():
-    """Numba counts an array's owner, which it frees when the call that writes the tuple ends."""
-    a = np.zeros((2, 3), np.float32)
-    words = np.full(11, -1, np.int64)
-    write_tuple(words, (a, 7))
-    assert words.tolist() == [0, 0, 6, 4, a.ctypes.data, 2, 3, 12, 4, 7, -1]

@@ -97,7 +97,7 @@ def _pair(panels, first, rows, width):
         put_pairs(panels, first + i, rows[i], rows[i + 1], width)
 
 
-class RegisterTiles(AttentionTiles):
+class RegisterTiles(AttentionTiles, common=True):
     SIZES = REGISTERS
 
     @kernel
@@ -138,7 +138,7 @@ class RegisterTiles(AttentionTiles):
         micro_product(RowAddress(c, 4 * ldc), RowAddress(a, 4 * row), b, n_steps, adding)
 
 
-class SplitTiles(RegisterTiles):
+class SplitTiles(RegisterTiles, common=True):
     """The same with scores of split numbers."""
 
     SIZES = SPLIT

@@ -61,10 +61,11 @@ class MicroTiles(AttentionTiles):
     @kernel
     def load(f, rows, packed, x, first, n_rows, head, spare):
         f.load_rows(rows, x, first, head, x.shape[0], spare)
-        f.pack(packed, x, first, n_rows, head, x.shape[0], spare)
+        of_rows = packed[:, 0:]  # as `pack` is compiled for a part of longer panels
+        f.pack(of_rows, x, first, n_rows, head, x.shape[0], spare)
 
 
-class FloatTiles(MicroTiles):
+class FloatTiles(MicroTiles, common=True):
     SIZES = FLOATS
 
     @kernel
@@ -95,7 +96,7 @@ class FloatTiles(MicroTiles):
         float_product(a, row, step, b, _PANEL, c, ldc, depth, adding)
 
 
-class PairTiles(MicroTiles):
+class PairTiles(MicroTiles, common=True):
     SIZES = PAIRS
 
     @kernel

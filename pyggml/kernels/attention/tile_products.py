@@ -8,14 +8,9 @@ f is a frame of pyggml.kernels.attention.tiles; groups of queries, starts and st
 pyggml.kernels.attention.softmax.
 """
 
-import numpy as np
-
 from pyggml.jit import kernel
 from pyggml.kernels.attention.softmax import BC, groups_that_see
 from pyggml.kernels.gemm.panels import rounded_up
-
-# Numba would compile a function anew for each Python constant that it is called with.
-_ONE, _ADDING, _ANEW = np.int64(1), np.bool_(True), np.bool_(False)
 
 
 @kernel
@@ -28,7 +23,7 @@ def scores(f, s, rows, packed, key, starts, stops):
             if starts[g] < key + j + tile.panel and stops[g] > key + j:
                 a = rows.ctypes.data + g * tile.group * ld * 4
                 c = s.ctypes.data + (g * tile.group * lds + j) * 4
-                f.multiply(a, ld, _ONE, b, c, lds, ld - tile.pad, _ANEW)
+                f.multiply(a, ld, 1, b, c, lds, ld - tile.pad, False)
 
 
 @kernel
@@ -44,7 +39,7 @@ def add_to_queries(f, total, weights, packed, key, starts, stops):
                 a = weights.ctypes.data + (g * tile.group * lda + start // tile.per_word) * 4
                 b = packed[p].ctypes.data + (key + start) // tile.per_word * tile.panel * 4
                 c = total.ctypes.data + (g * tile.group * ldc + p * tile.panel) * 4
-                f.multiply(a, lda, _ONE, b, c, ldc, (stop - start) // tile.per_word, _ADDING)
+                f.multiply(a, lda, 1, b, c, ldc, (stop - start) // tile.per_word, True)
 
 
 @kernel
@@ -61,4 +56,4 @@ def add_to_keys(f, total, weights, row, step, packed, block, starts, stops):
                 a = weights.ctypes.data + (j * row + first * step) * 4
                 b = packed[p].ctypes.data + first * tile.panel * 4
                 c = total.ctypes.data + ((key + j) * ldc + p * tile.panel) * 4
-                f.multiply(a, row, step, b, c, ldc, n, _ADDING)
+                f.multiply(a, row, step, b, c, ldc, n, True)

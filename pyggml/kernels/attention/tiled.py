@@ -30,7 +30,6 @@ from pyggml.kernels.attention.tiles import (
     arrays_of_tile,
     bind_tiles,
     call_of,
-    panels_from,
     queries_from,
 )
 from pyggml.kernels.gemm.panels import LANES
@@ -44,30 +43,22 @@ class ForwardTiles(AttentionTiles):
     """
 
     WRITTEN = ("o", "lse")
-    PACKED = ("packed_kt", "packed_v")
-    packed_v: Floats3
     # of each thread
     o_tile: Floats3
     m: Floats2
     norm: Floats2
-
-    @kernel
-    def pack_keys(f, thread, head, first, n_used):
-        spare, v = f.spare[thread], panels_from(f, f.packed_v[head], first)
-        f.pack_transposed(f.packed_kt[head], f.k, first, head, n_used, spare)
-        f.pack(v, f.v, first, BC, head, n_used, spare)
 
 
 @kernel
 def _meet(f, thread, key_head, block, starts, stops, o):
     """A tile of keys: S, P and o += P·V, some queries at a time."""
     for i in range(0, o.shape[0], f.sizes().together):
-        own, start, stop = queries_from(f, block, starts, stops, i)
+        own, start, stop = queries_from(f.common, block, starts, stops, i)
         o_here, rows = o[i : i + f.sizes().together], f.q_rows[thread][i:]
         s = f.s[thread][: o_here.shape[0]]
-        scores(f, s, rows, f.packed_kt[key_head], block.key, start, stop)
+        scores(f.common, s, rows, f.packed_kt[key_head], block.key, start, stop)
         p = f.softmax(thread, i, s, o_here, f.m[thread][i:], own, start, stop)
-        add_to_queries(f, o_here, p, f.packed_v[key_head], block.key, start, stop)
+        add_to_queries(f.common, o_here, p, f.packed_v[key_head], block.key, start, stop)
 
 
 def _forward_task(f, task, thread):
@@ -82,7 +73,8 @@ def _forward_task(f, task, thread):
     n_rows = n_groups * group
     o, m, norm = f.o_tile[thread][:n_rows], f.m[thread], f.norm[thread]
     starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
-    f.load_rows(f.q_rows[thread][:n_rows], f.q, first, head, f.q.shape[0], f.spare[thread])
+    rows = f.q_rows[thread][:n_rows]
+    f.common.load_rows(rows, f.q, first, head, f.q.shape[0], f.spare[thread])
     fill(o.reshape(-1), ZERO)
     fill(m, MASKED)
     fill(norm, ZERO)

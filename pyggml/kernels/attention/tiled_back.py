@@ -29,7 +29,6 @@ from pyggml.kernels.attention.tiles import (
     arrays_of_tile,
     bind_tiles,
     call_of,
-    panels_from,
     queries_from,
 )
 from pyggml.kernels.gemm.panels import LANES, rounded_up, split
@@ -49,9 +48,6 @@ class BackwardTiles(AttentionTiles):
     """
 
     WRITTEN = ("dq", "sums", "summed")
-    PACKED = ("packed_kt", "packed_k", "packed_vt")
-    packed_k: Floats3
-    packed_vt: Floats3  # Vᵀ
     dq: Floats3
     do: Floats3
     sums: Floats3  # rows of dK and dV, two for each task, as long as the longer of both
@@ -64,13 +60,6 @@ class BackwardTiles(AttentionTiles):
     dq_tile: Floats3
     log_sums: Floats2  # of the tile's queries: lse
     delta: Floats2
-
-    @kernel
-    def pack_keys(f, thread, head, first, n_used):
-        spare, k = f.spare[thread], panels_from(f, f.packed_k[head], first)
-        f.pack_transposed(f.packed_kt[head], f.k, first, head, n_used, spare)
-        f.pack(k, f.k, first, BC, head, n_used, spare)
-        f.pack_transposed(f.packed_vt[head], f.v, first, head, n_used, spare)
 
 
 class PairGradients(BackwardTiles):
@@ -141,30 +130,31 @@ def _meet(f, task, thread, key_head, block, starts, stops, dq):
     """A tile of keys: P and dS, dq += dS·K, some queries at a time; then the sums of dK and dV."""
     n, key = f.sizes().together, block.key
     for i in range(0, dq.shape[0], n):
-        own, start, stop = queries_from(f, block, starts, stops, i)
+        own, start, stop = queries_from(f.common, block, starts, stops, i)
         at, dq_here = i % f.s.shape[1], dq[i : i + n]
         s, dp = f.s[thread][at : at + dq_here.shape[0]], f.dp[thread][at : at + dq_here.shape[0]]
-        scores(f, s, f.q_rows[thread][i:], f.packed_kt[key_head], key, start, stop)
-        scores(f, dp, f.do_rows[thread][i:], f.packed_vt[key_head], key, start, stop)
+        scores(f.common, s, f.q_rows[thread][i:], f.packed_kt[key_head], key, start, stop)
+        scores(f.common, dp, f.do_rows[thread][i:], f.packed_vt[key_head], key, start, stop)
         ds = f.softmax_back(thread, i, s, dp, own, start, stop)
-        add_to_queries(f, dq_here, ds, f.packed_k[key_head], key, start, stop)
+        add_to_queries(f.common, dq_here, ds, f.packed_k[key_head], key, start, stop)
     for which, packed in enumerate((f.packed_q[thread], f.packed_do[thread])):
         weights, row, step = f.key_weights(thread, which, block.window, dq.shape[0])
-        add_to_keys(f, f.sums[2 * task + which], weights, row, step, packed, block, starts, stops)
+        sums = f.sums[2 * task + which]
+        add_to_keys(f.common, sums, weights, row, step, packed, block, starts, stops)
 
 
 @kernel
 def _tile(f, task, thread, head, first):
     """dQ of a tile of queries; its share of dK and dV is added to the task's sums."""
-    group, spare = f.sizes().group, f.spare[thread]
+    group, spare, common = f.sizes().group, f.spare[thread], f.common
     n = min(f.sizes().queries, f.q.shape[0] - first)
     n_groups = (n + group - 1) // group
     n_rows = n_groups * group
     starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
     dq = f.dq_tile[thread][:n_rows]
     _load_sums(f, thread, head, first, n, n_rows)
-    f.load(f.q_rows[thread][:n_rows], f.packed_q[thread], f.q, first, n_rows, head, spare)
-    f.load(f.do_rows[thread][:n_rows], f.packed_do[thread], f.do, first, n_rows, head, spare)
+    common.load(f.q_rows[thread][:n_rows], f.packed_q[thread], f.q, first, n_rows, head, spare)
+    common.load(f.do_rows[thread][:n_rows], f.packed_do[thread], f.do, first, n_rows, head, spare)
     fill(dq.reshape(-1), ZERO)
     start, stop = group_ranges(starts, stops, f.span, first, group)
     for key in range(start // BC * BC, stop, BC):

@@ -1,7 +1,8 @@
 """Attention in tiles (Dao et al. 2022, 2023): what both passes have, whatever the tiles are.
 
 First K and V are packed, up to the last key that any query sees: the rest of a cache is empty. A
-task then takes a tile's queries of one head, and goes over the tiles of BC keys.
+task then takes a tile's queries of one head, and goes over the tiles of BC keys. What both passes
+do is compiled once, for their common class: packing, and the products of a tile.
 
 A kind of tiles is a TileSizes and kernels, in classes of which its frames inherit:
 
@@ -104,7 +105,6 @@ class AttentionTiles(Frame):
     SIZES: ClassVar[TileSizes]
     OWN: ClassVar[dict[str, tuple[int, int]]] = {}  # shapes of what threads have besides
     WRITTEN: ClassVar[tuple[str, ...]]
-    PACKED: ClassVar[tuple[str, ...]]
     sizes: ClassVar[Any]  # and the other kernels of a kind
     load_rows: ClassVar[Any]
     pack: ClassVar[Any]
@@ -118,7 +118,10 @@ class AttentionTiles(Frame):
     span: Ints2
     scale: Float
     repeats: Int  # query heads to a key head
-    packed_kt: Floats3  # Kᵀ
+    packed_kt: Floats3  # Kᵀ; of the others, those that a pass reads
+    packed_k: Floats3
+    packed_v: Floats3
+    packed_vt: Floats3
     # of each thread
     q_rows: Floats3
     s: Floats3  # rows of scores
@@ -142,7 +145,13 @@ def pack_task(f, task, thread):
         n_used = max(n_used, np.int64(f.span[i, 1]))
     head, first = task // n_blocks, task % n_blocks * BC
     if first < n_used:
-        f.pack_keys(thread, head, first, n_used)
+        spare = f.spare[thread]
+        for x, packed in ((f.k, f.packed_kt), (f.v, f.packed_vt)):
+            if packed.size > 0:
+                f.pack_transposed(packed[head], x, first, head, n_used, spare)
+        for x, packed in ((f.k, f.packed_k), (f.v, f.packed_v)):
+            if packed.size > 0:
+                f.pack(panels_from(f, packed[head], first), x, first, BC, head, n_used, spare)
 
 
 @kernel
@@ -163,6 +172,7 @@ def queries_from(f, block, starts, stops, i):
 # -- binding --------------------------------------------------------------------------------------
 
 Tiles = TypeVar("Tiles", bound=AttentionTiles)
+_PACKED = "packed_kt", "packed_k", "packed_v", "packed_vt"
 
 
 def arrays_of_tile(tiles: type[AttentionTiles], p: AttentionProblem) -> dict[str, Array]:
@@ -184,6 +194,7 @@ def bind_tiles(
 ) -> Tiles:
     """The frame; fields: what only one pass has."""
     own = {name: x for name, x in scratch.items() if name in tiles.fields}
+    own = dict.fromkeys(_PACKED, np.zeros((0, 0, 0), np.float32)) | own
     return tiles(
         q=a.q, k=a.k, v=a.v, o=a.o, lse=a.lse, span=a.span,
         scale=float(a.scale), repeats=p.repeats, **own, **fields,
@@ -197,14 +208,13 @@ def call_of(
     """The call that packs keys and values, runs so many tasks, and then further stages."""
     tiles, values = type(f), {n: x for n, x in f.values.items() if isinstance(x, np.ndarray)}
     own = {n: x for n, x in values.items() if n in layout.arrays and layout[n].of_threads}
-    packed = [whole(values[name], False) for name in tiles.PACKED]
+    packed = [whole(values[name], False) for name in _PACKED if values[name].size]
     reads = [whole(x) for x in (f.values["k"], f.values["v"], f.values["span"])]
     spare = of_threads({"spare": scratch["spare"]})
     n_packs = p.n_key_heads * -(-p.n_keys // BC)
-    pack = stage(frame_code(pack_task, tiles), f, n_packs, *reads, *packed, *spare)
-    touches = [
-        whole(x, n not in tiles.WRITTEN) for n, x in values.items() if n not in (*own, "k", "v")
-    ]
+    pack = stage(frame_code(pack_task, tiles.COMMON or tiles), f, n_packs, *reads, *packed, *spare)
+    others = (n for n, x in values.items() if n not in (*own, "k", "v") and x.size)
+    touches = [whole(values[n], n not in tiles.WRITTEN) for n in others]
     return Call(
         launch,
         pack,

@@ -65,7 +65,6 @@ from pyggml.sizes import round_up
 FORWARD_COLUMNS, FORWARD_DEPTH = 128, 3072
 BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
 FEWEST_COLUMNS = 64  # each task reads all of its rows of A
-_WT_ALONE = np.bool_(False)
 
 
 class TileProduct(Product, Team, Beside):
@@ -172,7 +171,7 @@ def _forward_task(f, task, thread):
     for k0 in range(0, f.k if n else 0, FORWARD_DEPTH):
         k = min(FORWARD_DEPTH, f.k - k0)
         panels = f.panels[thread]
-        unpack_panels(f, thread, panels, panels, columns_from(here, k0), n, k, _WT_ALONE)
+        unpack_panels(f, thread, panels, panels, columns_from(here, k0), n, k, False)
         _multiply(f, task, thread, columns, k0, k)
     release()
 
