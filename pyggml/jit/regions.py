@@ -27,7 +27,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from pyggml.jit.atomics import SYMBOL, exchange_if, load, pause, store, swap, word, write
 from pyggml.jit.code import Code
@@ -299,31 +298,6 @@ def run_all(regions, first):
 def _on_stack(builder: Any, values: Any) -> Any:
     """The address of a tuple, on the stack of the function that calls this."""
     return builder.ptrtoint(cgutils.alloca_once_value(builder, values), I64)
-
-
-@intrinsic
-def _write(typing: Any, address: Any, values: Any) -> Any:
-    """Write a tuple to this address; its arrays without their owners, which Numba counts."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, whole = arguments
-        for i, kind in enumerate(signature.args[1]):
-            if isinstance(kind, types.Array):
-                array = builder.extract_value(whole, i)
-                for owner in (0, 1):  # meminfo and parent
-                    nothing = ir.Constant(array.type.elements[owner], None)
-                    array = builder.insert_value(array, nothing, owner)
-                whole = builder.insert_value(whole, array, i)
-        builder.store(whole, builder.inttoptr(address, whole.type.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, values), codegen
-
-
-@kernel
-def write_tuple(words, values):
-    """Write a tuple of arrays and numbers into int64 words, as task_code reads it."""
-    _write(words.ctypes.data, values)
 
 
 # -- loops with prange ----------------------------------------------------------------------------

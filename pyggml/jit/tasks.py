@@ -9,6 +9,7 @@ earlier stage then says how many tasks it has, or declines for it, and Python do
 raises an error. So nothing has to be looked at in Python before a launch.
 """
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,10 +21,9 @@ from numba import typeof
 
 from pyggml.jit import Code, types
 from pyggml.jit.frames import Frame, FrameType
-from pyggml.jit.regions import run_all, run_tasks, write_tuple
+from pyggml.jit.regions import run_all, run_tasks
 
 SHARE = 4096  # floats of a task of an elementwise kernel: 16 KiB, a few µs of work
-_ARRAY_WORDS = 5  # of an array without its shape and its strides; a number takes one
 
 
 class Extent(NamedTuple):
@@ -100,9 +100,12 @@ class TaskStage(NamedTuple):
     touches: Sequence[Extent] = ()
 
 
-def task_code(declaration: type[Frame], exact: bool = False) -> Callable[[Callable], Code]:
-    """Declare `code(f, task, thread)`, one task of a large kernel whose frame is of this class."""
-    signature = types.void(FrameType(declaration), types.intp, types.intp)
+def task_code(
+    declaration: type[Frame], exact: bool = False, n_integers: int = 2
+) -> Callable[[Callable], Code]:
+    """Declare `code(f, task, thread)`, one task of a large kernel whose frame is of this class; or
+    code that its tasks call by the address, with other integers."""
+    signature = types.void(FrameType(declaration), *(types.intp,) * n_integers)
     return lambda code: Code(code, signature, exact)
 
 
@@ -129,9 +132,26 @@ def tuple_stage(
     touches: Sequence[Extent] = (),
 ) -> TaskStage:
     """The same for code that reads a tuple of arrays and numbers."""
-    words = np.empty(sum(_ARRAY_WORDS + 2 * np.ndim(value) for value in values), np.int64)
-    write_tuple(words, values)
+    words = tuple_words(values)
     return TaskStage(code.address, words.ctypes.data, n_tasks, (words, values), instead, touches)
+
+
+def tuple_words(values: tuple[Any, ...]) -> np.ndarray:
+    """A tuple of arrays and numbers as compiled code reads it, in whole words. Arrays have no
+    owner: Numba would count it."""
+    form, numbers = "", list[Any]()
+    for value in values:
+        if isinstance(value, np.ndarray):
+            form += f"{5 + 2 * value.ndim}q"
+            numbers += 0, 0, value.size, value.itemsize, value.ctypes.data
+            numbers += (*value.shape, *value.strides)
+        else:
+            form += (
+                "f" if isinstance(value, np.float32) else "d" if isinstance(value, float) else "q"
+            )
+            numbers.append(value)
+    content = struct.pack(form + "0q", *numbers)  # filled up to whole words
+    return np.frombuffer(content, np.int64).copy()
 
 
 @cache

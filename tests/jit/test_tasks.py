@@ -7,6 +7,7 @@ from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.jit import JIT
+from pyggml.jit.tasks import code_for, launch, tuple_stage
 from pyggml.ops import flash_attn_ext, get_rows, mul, reshape, set_rows
 from pyggml.runtime import bind, schedule
 
@@ -64,3 +65,15 @@ def test_what_is_out_of_range_is_refused_and_nothing_follows(cache, name, number
     leaves[name].data[...] = right
     program()
     np.testing.assert_array_equal(leaves["keys"].data[:3], leaves["table"].data[:3])
+
+
+def test_a_tuple_of_arrays_and_numbers_is_read_as_it_was():
+    def task(arguments, task, thread):
+        out, shorts, n, small, large = arguments[0]
+        out[0], out[1], out[2], out[3] = shorts[1, 2], n, small, large
+        out[4], out[5] = shorts.shape[1], out.size
+
+    out, shorts = np.zeros(6), np.arange(12, dtype=np.uint16).reshape(3, 4)[:, :3]
+    values = out, shorts, -7, np.float32(0.1), 0.1
+    launch(tuple_stage(code_for(task, values), values, 1))
+    assert out.tolist() == [6, -7, float(np.float32(0.1)), 0.1, 3, 6]

@@ -213,8 +213,8 @@ def call_of(
     spare = of_threads({"spare": scratch["spare"]})
     n_packs = p.n_key_heads * -(-p.n_keys // BC)
     pack = stage(frame_code(pack_task, tiles.COMMON or tiles), f, n_packs, *reads, *packed, *spare)
-    others = (n for n, x in values.items() if n not in (*own, "k", "v") and x.size)
-    touches = [whole(values[n], n not in tiles.WRITTEN) for n in others]
+    names = (n for n, x in values.items() if n not in (*own, "k", "v") and x.size)
+    touches = [whole(values[n], n not in tiles.WRITTEN) for n in names]
     return Call(
         launch,
         pack,

@@ -53,6 +53,7 @@ from pyggml.kernels.gemm.frames import (
     TiledProduct,
     block_matrix,
     columns_from,
+    panels_code,
     rows_from,
     tiled_call,
     unpack_rows,
@@ -136,25 +137,6 @@ _UNPACK = {
 
 class FewBitsForward(FewBitsProduct):
     @kernel
-    def unpack(f, thread, first, n_rows, k0, k):
-        """PANEL rows of W at a time are unpacked and transposed."""
-        w, rows = columns_from(rows_from(f.w, first), k0), f.rows[thread]
-        n_scales, step, of = GROUP // f.one_scale, TERMS // 2 * PANEL, rows.ctypes.data
-        for i in range(0, n_rows, PANEL):
-            unpack_rows(rows, ROW_WORDS, w, i, n_rows, k, PANEL)
-            panel = f.panels[thread, i // PANEL * _ROW_STEP :]
-            terms = panel[_ROW_PANEL:]
-            transpose_words(panel.ctypes.data, PANEL, of + _BYTES_AT * 4, ROW_WORDS, k // 4)
-            to = terms[(n_scales - 1) * PANEL :].ctypes.data
-            transpose_words(to, step, of, ROW_WORDS, k // f.one_scale)
-            if n_scales == 2:
-                put_two_terms(terms.ctypes.data, panel.ctypes.data, k // GROUP)
-                continue
-            transpose_words(to + PANEL * 4, step, of + SCALES * 4, ROW_WORDS, k // f.one_scale)
-            if f.moved != 0:
-                put_terms(terms.ctypes.data, k // GROUP, f.moved)
-
-    @kernel
     def meet(f, thread, group, column, k0, k, c, ldc, adds):
         a, a_terms = _group(f.packed_a, f.k, group, k0, _X, _X_TERMS)
         b = f.panels[thread, column // PANEL * _ROW_STEP :].ctypes.data
@@ -162,31 +144,30 @@ class FewBitsForward(FewBitsProduct):
                         k // GROUP, f.together, adds)  # fmt: skip
 
 
+@panels_code(FewBitsForward)
+def _row_panels(f, thread, first, n_rows, k0, k):
+    """PANEL rows of W at a time are unpacked and transposed."""
+    w, rows = columns_from(rows_from(f.w, first), k0), f.rows[thread]
+    n_scales, step, of = GROUP // f.one_scale, TERMS // 2 * PANEL, rows.ctypes.data
+    for i in range(0, n_rows, PANEL):
+        unpack_rows(rows, ROW_WORDS, w, i, n_rows, k, PANEL)
+        panel = f.panels[thread, i // PANEL * _ROW_STEP :]
+        terms = panel[_ROW_PANEL:]
+        transpose_words(panel.ctypes.data, PANEL, of + _BYTES_AT * 4, ROW_WORDS, k // 4)
+        to = terms[(n_scales - 1) * PANEL :].ctypes.data
+        transpose_words(to, step, of, ROW_WORDS, k // f.one_scale)
+        if n_scales == 2:
+            put_two_terms(terms.ctypes.data, panel.ctypes.data, k // GROUP)
+            continue
+        transpose_words(to + PANEL * 4, step, of + SCALES * 4, ROW_WORDS, k // f.one_scale)
+        if f.moved != 0:
+            put_terms(terms.ctypes.data, k // GROUP, f.moved)
+
+
 # -- backward -------------------------------------------------------------------------------------
 
 
 class FewBitsBackward(FewBitsProduct):
-    @kernel
-    def unpack(f, thread, first, n_columns, k0, k):
-        """Panels, starts and factors, of GROUP rows of W at a time."""
-        w, rows, panels = rows_from(columns_from(f.w, first), k0), f.rows[thread], f.panels[thread]
-        terms, n = rows[GROUP * ROW_WORDS :], n_columns // f.one_scale  # (scales, minima; GROUP)
-        for i in range(0, k, GROUP):
-            block = i // GROUP
-            unpack_rows(rows, ROW_WORDS, w, i, k, n_columns, GROUP)
-            to = panels[block * BLOCK_WORDS * PANEL :]
-            starts = panels[_COLUMN_PANEL + block * PANEL :]
-            put_columns(to.ctypes.data, starts.ctypes.data, _COLUMN_STEP,
-                        rows[_BYTES_AT:].ctypes.data, ROW_WORDS, n_columns // PANEL)  # fmt: skip
-            for at in range(0, 2 * SCALES, SCALES):  # of the scales, of the minima
-                for j in range(0, GROUP, LANES):
-                    of, to = rows[j * ROW_WORDS + at :], terms[at * GROUP + j :]
-                    transpose_words(to.ctypes.data, GROUP, of.ctypes.data, ROW_WORDS, n)
-            for g in range(n):
-                to = f.factors[thread, (g * BLOCKS + block) * FACTOR_WORDS :]
-                scales, minima = terms[g * GROUP :], terms[(SCALES + g) * GROUP :]
-                put_factors(to.ctypes.data, scales.ctypes.data, minima.ctypes.data, f.moved)
-
     @kernel
     def meet(f, thread, group, column, k0, k, c, ldc, adds):
         dy, units = _group(f.packed_a, f.k, group, k0, _DY, _DY_TERMS)
@@ -199,6 +180,28 @@ class FewBitsBackward(FewBitsProduct):
                        f.has_minima)  # fmt: skip
         b = f.panels[thread, column // PANEL * _COLUMN_STEP :].ctypes.data
         product_of_columns(a, scales, sums, b, b + _COLUMN_PANEL * 4, c, ldc, n, f.together, adds)
+
+
+@panels_code(FewBitsBackward)
+def _column_panels(f, thread, first, n_columns, k0, k):
+    """Panels, starts and factors, of GROUP rows of W at a time."""
+    w, rows, panels = rows_from(columns_from(f.w, first), k0), f.rows[thread], f.panels[thread]
+    terms, n = rows[GROUP * ROW_WORDS :], n_columns // f.one_scale  # (scales, minima; GROUP)
+    for i in range(0, k, GROUP):
+        block = i // GROUP
+        unpack_rows(rows, ROW_WORDS, w, i, k, n_columns, GROUP)
+        to = panels[block * BLOCK_WORDS * PANEL :]
+        starts = panels[_COLUMN_PANEL + block * PANEL :]
+        put_columns(to.ctypes.data, starts.ctypes.data, _COLUMN_STEP,
+                    rows[_BYTES_AT:].ctypes.data, ROW_WORDS, n_columns // PANEL)  # fmt: skip
+        for at in range(0, 2 * SCALES, SCALES):  # of the scales, of the minima
+            for j in range(0, GROUP, LANES):
+                of, to = rows[j * ROW_WORDS + at :], terms[at * GROUP + j :]
+                transpose_words(to.ctypes.data, GROUP, of.ctypes.data, ROW_WORDS, n)
+        for g in range(n):
+            to = f.factors[thread, (g * BLOCKS + block) * FACTOR_WORDS :]
+            scales, minima = terms[g * GROUP :], terms[(SCALES + g) * GROUP :]
+            put_factors(to.ctypes.data, scales.ctypes.data, minima.ctypes.data, f.moved)
 
 
 # -- the path -------------------------------------------------------------------------------------
@@ -232,11 +235,14 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     two = columns_of(name) < GROUP
     centred = two or not forward
     w, moved = block_matrix(o.b, p.weight_type, _UNPACK[name, centred].address), move(name, centred)
-    kind, depth = (FewBitsForward, FORWARD_DEPTH) if forward else (FewBitsBackward, BACKWARD_DEPTH)
+    kind, unpack, depth = (
+        (FewBitsForward, _row_panels, FORWARD_DEPTH) if forward
+        else (FewBitsBackward, _column_panels, BACKWARD_DEPTH)
+    )  # fmt: skip
     return tiled_call(
-        kind, _pack_task, p, o, w, BYTE_TILE, scratch, depth=depth, one_scale=columns_of(name),
-        together=2 if two and forward else centre(name)[1], moved=moved,
-        has_minima=moved != 0 or name in MINIMA_TYPES,
+        kind, _pack_task, unpack, p, o, w, BYTE_TILE, scratch, depth=depth,
+        one_scale=columns_of(name), together=2 if two and forward else centre(name)[1],
+        moved=moved, has_minima=moved != 0 or name in MINIMA_TYPES,
     )  # fmt: skip
 
 

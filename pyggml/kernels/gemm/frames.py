@@ -3,6 +3,7 @@
 A task multiplies some columns of B with a share of A's groups of rows.
 """
 
+from collections.abc import Callable
 from math import ceil, lcm
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,9 +15,9 @@ from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int, Switch
 from pyggml.jit.scratch import Scratch
 from pyggml.jit.simd import fill
-from pyggml.jit.tasks import frame_code, launch, of_threads, stage, whole
+from pyggml.jit.tasks import frame_code, launch, of_threads, stage, task_code, whole
 from pyggml.kernels.gemm.beside import Beside, begin, besides, fields_of, finish, take_columns
-from pyggml.kernels.gemm.microkernel import call_block, fetch
+from pyggml.kernels.gemm.microkernel import call_block, call_unpack, fetch
 from pyggml.kernels.gemm.panels import add_edge, split
 from pyggml.kernels.gemm.path import Operands, Problem, flat
 from pyggml.kernels.gemm.tile import Tile, TileShape
@@ -53,13 +54,17 @@ class Product(Frame):
 class TiledProduct(Product, Beside):
     """A product of packed operands: all of A, and of B the panels of one task's columns.
 
-    A kind is two subclasses, forward and backward, with the kernels
+    A kind is a subclass with the kernel
+
+    meet(f, thread, group, column, k0, k, c, ldc, adds)  a tile, at c, (+)= a group of A · a panel
+
+    and code, forward and backward, for
 
     unpack(f, thread, first, n, k0, k)                   panels: k numbers of n columns of B
-    meet(f, thread, group, column, k0, k, c, ldc, adds)  a tile, at c, (+)= a group of A · a panel
     """
 
     tile: TileShape
+    unpack: Int  # the address of its code: what multiplies is compiled once for both directions
     depth: Int  # numbers of k in a pass over B, whose panels stay in the second cache
     columns: Int  # of B in a task
     a_in_columns: Bool
@@ -71,7 +76,6 @@ class TiledProduct(Product, Beside):
     rows: Floats2  # what is unpacked, before it is transposed or interleaved
     panels: Floats2
     edge: Floats2  # one tile of C
-    unpack: ClassVar[Any]
     meet: ClassVar[Any]
 
     @kernel
@@ -91,13 +95,18 @@ class TiledProduct(Product, Beside):
                 finish(f, thread, rows_of_groups(f, (g, g + 1)), columns)
 
 
+def panels_code(declaration: type[TiledProduct]) -> Callable[[Callable], Code]:
+    """Declare the code that unpacks B for frames of this class."""
+    return task_code(declaration, n_integers=5)
+
+
 def _multiply_task(f, task, thread):
     """Some columns of C, for a share of A's groups of rows, pass by pass."""
     first, n, groups = share_of(f, task)
     columns = first, first + n
     for k0 in range(0, f.k, f.depth):
         k = min(f.depth, f.k - k0)
-        f.unpack(thread, first, n, k0, k)
+        call_unpack(f, f.unpack, thread, first, n, k0, k)
         if k0 == 0:
             take_columns(f, thread, columns)
             begin(f, thread, rows_of_groups(f, groups), columns)
@@ -186,11 +195,13 @@ def task_columns(p: Problem, panel: int) -> int:
 
 
 def tiled_call(
-    declaration: type[TiledProduct], pack: Code, p: Problem, o: Operands, w: BlockMatrix,
-    tile: Tile, scratch: Scratch, n_packs: int = 0, unpacking: int = 8, **further: Any,
+    declaration: type[TiledProduct], pack: Code, unpack: Code, p: Problem, o: Operands,
+    w: BlockMatrix, tile: Tile, scratch: Scratch, n_packs: int = 0, unpacking: int = 8,
+    **further: Any,
 ) -> Call:  # fmt: skip
     """The stages of a tiled product; pack: packs a group of A's rows, or is one of n_packs tasks;
-    unpacking: as `shares` has it; further: the fields of its frame that have no common value."""
+    unpack: makes panels of B; unpacking: as `shares` has it; further: the fields of its frame that
+    have no common value."""
     n_groups = -(-p.m // tile.mr)
     columns = task_columns(p, tile.panel)
     n_tasks = p.n / columns
@@ -198,7 +209,8 @@ def tiled_call(
     f = declaration(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.a.strides[1] // 4 if p.a_in_columns else o.lda,
         w=w, m=p.m, n=p.n, k=p.k, accumulate=o.accumulate, tile=tile.shape,
-        columns=columns, a_in_columns=p.a_in_columns, a_is_narrow=p.a_is_narrow,
+        unpack=unpack.address, columns=columns,
+        a_in_columns=p.a_in_columns, a_is_narrow=p.a_is_narrow,
         w_bytes=2 * (p.weight_type is BF16) + 4 * p.rounds_w, n_shares=n_shares,
         **fields_of(p, o, scratch), **further,
     )  # fmt: skip

@@ -28,6 +28,7 @@ from pyggml.kernels.gemm.frames import (
     TiledProduct,
     block_matrix,
     columns_from,
+    panels_code,
     rows_from,
     tiled_call,
     unpack_rows,
@@ -154,35 +155,33 @@ def _columns_of_pairs(panel, column, rows, n):
 _put_columns = _columns_of_pairs if BYTE_TILE.square else _columns_of_words
 
 
-class Int8Forward(Int8Product):
-    @kernel
-    def unpack(f, thread, first, n_rows, k0, k):
-        """LANES rows of W at a time are unpacked and transposed."""
-        w, rows, terms = columns_from(rows_from(f.w, first), k0), f.rows[thread], f.terms[thread]
-        for i in range(0, n_rows, LANES):
-            unpack_rows(rows, ROW_WORDS, w, i, n_rows, k, LANES)
-            panel, column = i // PANEL, i % PANEL
-            _put_columns(f.panels[thread][panel * WORDS * PANEL :], column, rows, k // 4)
-            to = terms.ctypes.data + (panel * 2 * BLOCKS * PANEL + column) * 4
-            transpose_words(to, PANEL, rows.ctypes.data + WORDS * 4, ROW_WORDS, 2 * BLOCKS)
+@panels_code(Int8Product)
+def _row_panels(f, thread, first, n_rows, k0, k):
+    """LANES rows of W at a time are unpacked and transposed."""
+    w, rows, terms = columns_from(rows_from(f.w, first), k0), f.rows[thread], f.terms[thread]
+    for i in range(0, n_rows, LANES):
+        unpack_rows(rows, ROW_WORDS, w, i, n_rows, k, LANES)
+        panel, column = i // PANEL, i % PANEL
+        _put_columns(f.panels[thread][panel * WORDS * PANEL :], column, rows, k // 4)
+        to = terms.ctypes.data + (panel * 2 * BLOCKS * PANEL + column) * 4
+        transpose_words(to, PANEL, rows.ctypes.data + WORDS * 4, ROW_WORDS, 2 * BLOCKS)
 
 
 # -- backward: dx[T, K] (+)= dy[T, N] · W[N, K], summed over rows of W ----------------------------
 
 
-class Int8Backward(Int8Product):
-    @kernel
-    def unpack(f, thread, first, n_columns, k0, k):
-        """GROUP rows of W at a time are unpacked, and rounded anew."""
-        w, rows = rows_from(columns_from(f.w, first), k0), f.rows[thread]
-        for i in range(0, k, GROUP):
-            unpack_rows(rows, BACKWARD_COLUMNS, w, i, k, n_columns, GROUP)
-            for column in range(0, n_columns, LANES):
-                panel, j = column // PANEL * PANEL, column % PANEL
-                to = f.panels[thread, panel * WORDS + i // 4 * PANEL + j * _TOGETHER :]
-                scales = f.terms[thread, panel * 2 * BLOCKS + i // GROUP * PANEL + j :]
-                of = rows[column:].ctypes.data
-                quantize_columns(to.ctypes.data, scales.ctypes.data, of, BACKWARD_COLUMNS)
+@panels_code(Int8Product)
+def _column_panels(f, thread, first, n_columns, k0, k):
+    """GROUP rows of W at a time are unpacked, and rounded anew."""
+    w, rows = rows_from(columns_from(f.w, first), k0), f.rows[thread]
+    for i in range(0, k, GROUP):
+        unpack_rows(rows, BACKWARD_COLUMNS, w, i, k, n_columns, GROUP)
+        for column in range(0, n_columns, LANES):
+            panel, j = column // PANEL * PANEL, column % PANEL
+            to = f.panels[thread, panel * WORDS + i // 4 * PANEL + j * _TOGETHER :]
+            scales = f.terms[thread, panel * 2 * BLOCKS + i // GROUP * PANEL + j :]
+            of = rows[column:].ctypes.data
+            quantize_columns(to.ctypes.data, scales.ctypes.data, of, BACKWARD_COLUMNS)
 
 
 # -- the path -------------------------------------------------------------------------------------
@@ -216,9 +215,10 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     name, forward = p.weight_type.name, p.form == "mul_mat"
     w = block_matrix(o.b, p.weight_type, (_BYTES if forward else UNPACK)[name].address)
     has_minima = forward and name in MINIMA_TYPES
-    kind, depth = (Int8Forward, FORWARD_DEPTH) if forward else (Int8Backward, BACKWARD_DEPTH)
+    unpack, depth = (_row_panels, FORWARD_DEPTH) if forward else (_column_panels, BACKWARD_DEPTH)
     return tiled_call(
-        kind, _pack_task, p, o, w, BYTE_TILE, scratch, depth=depth, has_minima=has_minima
+        Int8Product, _pack_task, unpack, p, o, w, BYTE_TILE, scratch, depth=depth,
+        has_minima=has_minima,
     )  # fmt: skip
 
 

@@ -258,6 +258,16 @@ def call_block(builder: Any, address: Any, dst: Any, src: Any, n_blocks: Any) ->
     builder.call(function, [d, s, n_blocks])
 
 
+@instruction(lambda f, *_: types.void(f, *(types.intp,) * 6))
+def call_unpack(
+    builder: Any, f: Any, code: Any, thread: Any, first: Any, n: Any, k0: Any, k: Any
+) -> None:
+    """Call code at this address that unpacks B (pyggml.kernels.gemm.frames)."""
+    arguments = f, thread, first, n, k0, k
+    kind = ir.FunctionType(ir.VoidType(), [x.type for x in arguments])
+    builder.call(builder.inttoptr(code, kind.as_pointer()), arguments)
+
+
 @instruction(lambda source, n_bytes: types.void(source, n_bytes))
 def fetch(builder: Any, source: Any, n_bytes: Any) -> None:
     """Have n_bytes from this address on, which need not exist, brought near."""

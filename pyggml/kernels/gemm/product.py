@@ -23,6 +23,7 @@ from pyggml.kernels.gemm.frames import (
     TiledProduct,
     block_matrix,
     columns_from,
+    panels_code,
     rows_from,
     rows_of_groups,
     tiled_call,
@@ -130,11 +131,10 @@ def _unpack_rows(panels, rows, weight, n_rows, k, tile, w_bytes):
         transpose_words(to, tile.panel, rows.ctypes.data, ld, n)
 
 
-class RowPanels(FloatProduct):
-    @kernel
-    def unpack(f, thread, first, n_rows, k0, k):
-        w = columns_from(rows_from(f.w, first), k0)
-        _unpack_rows(f.panels[thread], f.rows[thread], w, n_rows, k, f.tile, f.w_bytes)
+@panels_code(FloatProduct)
+def _row_panels(f, thread, first, n_rows, k0, k):
+    w = columns_from(rows_from(f.w, first), k0)
+    _unpack_rows(f.panels[thread], f.rows[thread], w, n_rows, k, f.tile, f.w_bytes)
 
 
 # -- backward -----------------------------------------------------------------------------------
@@ -187,11 +187,10 @@ def _spread_row(panels, row, i, n, n_columns):
             to[j] = of[j]
 
 
-class ColumnPanels(FloatProduct):
-    @kernel
-    def unpack(f, thread, first, n_columns, k0, k):
-        w = rows_from(columns_from(f.w, first), k0)
-        _unpack_columns(f.panels[thread], f.rows[thread], w, k, n_columns, f.tile, f.w_bytes)
+@panels_code(FloatProduct)
+def _column_panels(f, thread, first, n_columns, k0, k):
+    w = rows_from(columns_from(f.w, first), k0)
+    _unpack_columns(f.panels[thread], f.rows[thread], w, k, n_columns, f.tile, f.w_bytes)
 
 
 # -- the paths ----------------------------------------------------------------------------------
@@ -207,10 +206,10 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     if p.rounds:
         n_packs = -(-p.m // (PACKED_GROUPS * tile.mr)) * -(-p.k // PIECE)
         pack, costs = _pack_pairs_task, {"n_packs": n_packs, "unpacking": PAIRING}
-    kind, depth = (RowPanels, FORWARD_DEPTH * tile.per_word) if p.form == "mul_mat" else (
-        ColumnPanels, PAIRS_DEPTH if p.rounds else BACKWARD_DEPTH
+    unpack, depth = (_row_panels, FORWARD_DEPTH * tile.per_word) if p.form == "mul_mat" else (
+        _column_panels, PAIRS_DEPTH if p.rounds else BACKWARD_DEPTH
     )  # fmt: skip
-    return tiled_call(kind, pack, p, o, w, tile, scratch, depth=depth, **costs)
+    return tiled_call(FloatProduct, pack, unpack, p, o, w, tile, scratch, depth=depth, **costs)
 
 
 def _panel_words(tile: Tile) -> int:
