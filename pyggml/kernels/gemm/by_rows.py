@@ -112,13 +112,11 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
         group_bytes=n_tokens * packed_bytes(name, p.k), **scratch,
     )  # fmt: skip
     kind, c, a = WHOLE_TYPES.index(name), whole(f.values["c"], False), whole(f.values["a"])
-    pack = stage(
-        _pack_code(kind, n_tokens), f, round_up(p.m, n_tokens), a, whole(packed_a, False)
-    )  # fmt: skip
-    of_threads_ = of_threads({"dots": dots})
+    n_packs, own = round_up(p.m, n_tokens), of_threads({"dots": dots})
+    pack = stage(_pack_code(kind, n_tokens), f, n_packs, a, whole(packed_a, False))
     multiply = stage(
-        _task(kind, n_tokens), f, -(-p.n // rows), c, whole(packed_a), whole(o.b), *of_threads_
-    )
+        _task(kind, n_tokens), f, -(-p.n // rows), c, whole(packed_a), whole(o.b), *own
+    )  # fmt: skip
     return Call(launch, multiply) if o.packing and o.packing.done else Call(launch, pack, multiply)
 
 
