@@ -105,6 +105,20 @@ def test_a_pass_that_writes_over_the_gradient_gives_the_bits_of_one_that_adds_to
     assert np.array_equal(over.parameters.gradient, onto.parameters.gradient)
 
 
+def test_a_further_pass_over_a_batch_adds_to_its_gradient(tiny):
+    _, trainer = run_of(tiny, "adamw", 3)
+    size = trainer.config.batch
+    first, second = trainer.corpus.train.batches(np.arange(2 * size), size)
+    gradients = []
+    for batches in ([first], [second], [first, second]):
+        trainer.gradient.begin()
+        for batch in batches:
+            trainer.passes.train(batch)
+        gradients.append(trainer.parameters.gradient.copy())
+    assert all(g.any() for g in gradients)
+    np.testing.assert_allclose(gradients[0] + gradients[1], gradients[2], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimiser", ["adamw8bit", "muon"])
 def test_a_device_keeps_moments_of_single_tensors(tiny, tmp_path, optimiser, monkeypatch):
     """And a run that was stopped there goes on without it."""

@@ -58,6 +58,7 @@ EXTRAS = {"cap": np.float32(2), "sinks": np.array([0.5, -1, 2, 0], np.float32)}
         [(0, 30, 60), (1, 0, 30)],  # the next sequence begins where a full one ends
         [(1, 0, 40), (4, 40, 1, 7), (2, 0, 50, 7), (3, 89, 1)],
         [(i % 5, 20 + i, 1) for i in range(MOST_TOGETHER + 3)],
+        [(1, 0, 40)],  # one sequence, behind the first keys
     ],
 )
 def test_as_each_alone(pieces, extras, rng):
