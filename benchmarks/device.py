@@ -43,7 +43,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count, islice, product
-from math import inf, prod
+from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -116,6 +116,11 @@ class Card:
         packages = ("pyggml", "numba", "numba-cuda", "nvmath-python", "numpy")
         line = {"benchmark": f"device {row}", "device": self.name, **rounded, **about(*packages)}
         print(json.dumps(line), flush=True)
+
+
+def share(rate: float, limit: float) -> float | None:
+    """None where the row `machine`, which measures the limit, is not run."""
+    return rate / limit if limit else None
 
 
 # -- machine and products -----------------------------------------------------------------------
@@ -236,11 +241,11 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
         fields |= memory(card, passes, adapter.parameters, ballast)
         look_inside(card, passes, fields, options.rows)
     speed = n / median(taken)
-    share = 4 * matrix_weights(model) * speed / card.flops if card.flops else 0.0
     left = {f"{device}: {op}": why for (device, op), why in passes.training.fallbacks.items()}
     card.say(
         "step", **fields, rank=options.rank, seconds=median(taken), tokens_per_second=speed,
-        share_of_peak=share, left_to_cpu=left, seconds_to_first_step=first,
+        share_of_peak=share(4 * matrix_weights(model) * speed, card.flops), left_to_cpu=left,
+        seconds_to_first_step=first,
     )  # fmt: skip
 
 
@@ -393,12 +398,13 @@ def decode(card: Card, file: str, options: Any) -> None:
         ahead = [perf_counter() for _ in islice(session.greedy(tokens), options.new)]
     left = [str(w.message) for w in said if "leaves" in str(w.message)]
     packed = sum(model.parts.weights[n].n_bytes for n in model.parts.weights)
-    bandwidth = card.bandwidth or inf
     speed, by_host = 1 / median(np.diff(ahead)[3:]), 1 / median(taken[3:])
     card.say(
         "decode", model=Path(file).name, past=options.past, tokens_per_second=speed,
-        share_of_bandwidth=packed * speed / bandwidth, tokens_per_second_by_host=by_host,
-        share_of_bandwidth_by_host=packed * by_host / bandwidth, first_prompt_seconds=first,
+        share_of_bandwidth=share(packed * speed, card.bandwidth),
+        tokens_per_second_by_host=by_host,
+        share_of_bandwidth_by_host=share(packed * by_host, card.bandwidth),
+        first_prompt_seconds=first,
         left_to_cpu=left, prompt_tokens_per_second=options.past / median(prompts[1:]),
         memory_gb=(card.empty - card.free()) / 1e9,
     )  # fmt: skip
