@@ -41,7 +41,8 @@ class Part(ABC):
     @property
     def inner(self) -> tuple[Part, ...]:
         """The parts that it is made of, with the same prefix: those that its fields hold."""
-        held = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        of_part = fields(self)  # type: ignore[arg-type]  # each part is a dataclass
+        held = (getattr(self, field.name) for field in of_part)
         every = (part for one in held for part in (one if isinstance(one, tuple) else (one,)))
         return tuple(part for part in every if isinstance(part, Part))
 

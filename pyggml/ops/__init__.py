@@ -74,7 +74,8 @@ from pyggml.ops.layout.layout import cont, dup, permute, reshape, transpose
 from pyggml.ops.layout.narrow import concat, halve, narrow, split
 from pyggml.ops.layout.pad import pad, pad_reflect_1d, roll
 from pyggml.ops.layout.repeat import repeat, repeat_back
-from pyggml.ops.layout.rows import get_rows, get_rows_back, set_rows
+from pyggml.ops.layout.rows import get_rows, get_rows_back
+from pyggml.ops.layout.set_rows import set_rows
 from pyggml.ops.layout.triangular import diag, fill, fill_inplace, solve_tri, tri
 from pyggml.ops.layout.view import acc, after, detach, set_, view
 from pyggml.ops.loss.head import (

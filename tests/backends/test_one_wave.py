@@ -24,6 +24,6 @@ need("numba_cuda")
 def test_a_tile_for_each_multiprocessor(m, n, k, sizes):
     from pyggml.backends.cuda.gemm import one_wave
 
-    wanted = None if sizes is None else one_wave._TILES[sizes]
-    assert one_wave.tile_of(m, n, k, 132) == wanted
+    tile = None if sizes is None else one_wave._TILES[sizes]
+    assert one_wave.tile_of(m, n, k, 132) == tile
     assert one_wave.tile_of(m, n, k, 0) is None

@@ -72,14 +72,14 @@ def test_a_word_is_what_it_looks_like(given, line, parameter, value):
     assert type(found.values[parameter]) is type(value)
 
 
-def test_home_is_what_it_is_in_a_shell(given, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("USERPROFILE", "/home/me")
-    found = given("model: ~/m.gguf\nfile: [~/a.txt, b~]\noutput: '~/o.gguf'\nprompt: ~/is text")
-    assert found.values == {
-        "model": Path("/home/me/m.gguf"),
-        "data": ("/home/me/a.txt", "b~"),
-        "output": Path("/home/me/o.gguf"),
+def test_home_is_what_it_is_in_a_shell(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    settings = given("model: ~/m.gguf\nfile: [~/a.txt, b~]\noutput: '~/o.gguf'\nprompt: ~/is text")
+    assert settings.values == {
+        "model": tmp_path / "m.gguf",
+        "data": (str(tmp_path / "a.txt"), "b~"),
+        "output": tmp_path / "o.gguf",
         "prompt": "~/is text",
     }
 

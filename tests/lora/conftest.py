@@ -18,7 +18,7 @@ def _nobody_reads_a_gradient_before_its_pass(monkeypatch):
     """It is NaN where it counts as 0 until a pass writes over it."""
     zero = gradient._zero
 
-    def poisoned(parameters, devices, parts):
+    def nan_for_zero(parameters, devices, parts):
         counts_as_zero = zero(parameters, devices, parts)
 
         def begin():
@@ -29,7 +29,7 @@ def _nobody_reads_a_gradient_before_its_pass(monkeypatch):
 
         return begin
 
-    monkeypatch.setattr(gradient, "_zero", poisoned)
+    monkeypatch.setattr(gradient, "_zero", nan_for_zero)
 
 
 def _write(path, tied, seed):

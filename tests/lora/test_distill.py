@@ -48,13 +48,13 @@ def run(trainer):
 def test_whole_logits_and_all_tokens_give_the_same_numbers(trainer_of):
     """An adapter of the output matrix, here with a B of zeros, forbids the fused head; there are no
     more than 48 tokens. That the losses of steps are the formula's: test_parity.py."""
-    found = []
+    runs = []
     for modules, most in ((("attn_q",), 48), (("attn_q", "output"), 48), (("attn_q",), 64)):
         of = {"teacher_top_k": most, "teacher_temperature": 2.5, "hard_weight": 0.3}
         train = {"grad_accum": 2, "max_steps": 1, "clip": 0.0}
         trainer = trainer_of(modules, **of, train=train)
-        found.append(([step.loss for step in run(trainer)], trainer.parameters.gradients))
-    (losses, gradients), *others = found
+        runs.append(([step.loss for step in run(trainer)], trainer.parameters.gradients))
+    (losses, gradients), *others = runs
     for other, again in others:
         assert other == pytest.approx(losses, rel=2e-5)
         for name, g in gradients.items():

@@ -182,12 +182,12 @@ def run(trainer):
 def test_whole_logits_give_the_same_numbers(kind, trainer_of):
     """An adapter of the output matrix, here with a B of zeros, forbids the fused head. That the
     losses of steps are the formulas': test_parity.py."""
-    found = []
+    runs = []
     for modules in (("attn_q",), ("attn_q", "output")):
         how = {"modules": modules, "grad_accum": 2, "max_steps": 1, "clip": 0.0}
         trainer = trainer_of(kind, SETTINGS[kind], **how)
-        found.append(([step.loss for step in run(trainer)], trainer.parameters.gradients))
-    (losses, gradients), (others, again) = found
+        runs.append(([step.loss for step in run(trainer)], trainer.parameters.gradients))
+    (losses, gradients), (others, again) = runs
     assert losses == pytest.approx(others, rel=2e-5)
     for name, g in gradients.items():
         most = 1e-5 * np.abs(g.data).max()

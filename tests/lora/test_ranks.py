@@ -89,9 +89,9 @@ def test_a_gradient_is_the_sum_of_its_batches_in_their_order(n, backend):
     parts = [
         (rng.normal(size=48) * 10.0 ** rng.integers(-6, 6)).astype(np.float32) for _ in range(n)
     ]
-    wanted = np.zeros(48, np.float32) if n != 1 else parts[0]
+    total = np.zeros(48, np.float32) if n != 1 else parts[0]
     for part in parts if n > 1 else ():
-        wanted = wanted + part
+        total = total + part
     for first, end in ((0, n), (n - 1, n), (0, 0)):
         p, devices = Parameters({"a": (6, 8)}), Devices([backend])
         others = (parts[:first], parts[end:])
@@ -105,7 +105,7 @@ def test_a_gradient_is_the_sum_of_its_batches_in_their_order(n, backend):
             assert not (read(p.keeps) if backend.is_host else p.gradient).any()
             p.gradient[:] = part
         gradient.end(n)
-        assert p.gradient.tobytes() == wanted.tobytes()
+        assert p.gradient.tobytes() == total.tobytes()
 
 
 def test_too_few_passes_for_the_ranks_are_refused(tiny):

@@ -65,8 +65,8 @@ def same(found, wanted):
 def test_the_bits_without_bounds_checks():
     """Of joint products, which compile for long, each rank, each number of tokens and each way to
     compute."""
-    some = "not joint_products or 3-5-f32 or 20-18-bf16 or 20-18-int8 or 3-2-int8"
-    words = "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", some
+    chosen = "not joint_products or 3-5-f32 or 20-18-bf16 or 20-18-int8 or 3-2-int8"
+    words = "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen
     found = python(*words, NUMBA_BOUNDSCHECK="0")
     assert found.returncode == 0, found.stdout
 

@@ -8,7 +8,8 @@ from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph.dtypes import BF16, F16
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops.layout.layout import transpose
-from pyggml.ops.layout.rows import get_rows, get_rows_back, set_rows
+from pyggml.ops.layout.rows import get_rows, get_rows_back
+from pyggml.ops.layout.set_rows import set_rows
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.runtime import run
 

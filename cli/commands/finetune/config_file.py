@@ -138,6 +138,7 @@ def _at_home(value: Any) -> Any:
     """The paths in a value, with ~ as a shell reads it."""
     if isinstance(value, list):
         return [*map(_at_home, value)]
+    # Path.expanduser would raise RuntimeError for a user that there is none of, ~nobody/m.gguf.
     return os.path.expanduser(value) if isinstance(value, str) else value  # noqa: PTH111
 
 

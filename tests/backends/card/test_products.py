@@ -92,10 +92,10 @@ def test_a_product_in_one_wave_of_tiles(number, accumulate, near_k):
     of = (True, k + gap), of_b, (near_k, b.shape[1] + gap)
     multiply(stream, (m, n, k), of_a, *of, out, n, accumulate)()
     stream.synchronize()
-    found = out.copy_to_host()
-    found = found if number is np.float32 else dequantize(found.view("u1"), "BF16")
-    wanted = a.astype(float) @ (b.T if near_k else b) + accumulate * before
-    assert np.abs(found.reshape(m, n) - wanted).max() <= ALLOWED["bf16"] * np.abs(wanted).max()
+    c = out.copy_to_host()
+    c = c if number is np.float32 else dequantize(c.view("u1"), "BF16")
+    exact = a.astype(float) @ (b.T if near_k else b) + accumulate * before
+    assert np.abs(c.reshape(m, n) - exact).max() <= ALLOWED["bf16"] * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("m", [1] if SIMULATED else [1, 3, 5])

@@ -1,4 +1,5 @@
-"""Rows read from a table by their numbers, and rows written into one: see ops/layout/rows.py.
+"""Rows read from a table by their numbers, and rows written into one: see ops/layout/rows.py
+and set_rows.py.
 
 Ids are data. A kernel leaves out those that are no row, and reports them (`Faults`).
 """
