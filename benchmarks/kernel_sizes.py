@@ -3,7 +3,7 @@
 usage: kernel_sizes.py MODEL.gguf [--past 511] [--capability 9.0]
 
 A launch of generation runs for a few microseconds, and the less code it has, the faster it is
-(docs/devices.md). The kernels are compiled for the compute capability, by the compilers that come
+(docs/cards.md). The kernels are compiled for the compute capability, by the compilers that come
 with pyggml[cuda]. One JSON line for each kernel: the ops that it computes, its launches in a token,
 bytes of code (ptxas also places rare branches there), registers, and bytes that it spills.
 """
