@@ -53,6 +53,7 @@ from zlib import crc32
 import numpy as np
 from batches import random_batch
 from device_sides import Side, llama_bench, take_turns
+from step import matrix_weights
 
 import pyggml
 from pyggml.backends.cuda import cards, open_cuda
@@ -64,6 +65,7 @@ from pyggml.generation import Session
 from pyggml.generation.passes import MOST_TOKENS
 from pyggml.graph.arrays import array, is_constant
 from pyggml.graph.dtypes import DTYPES
+from pyggml.look.limits import matrix_uses
 from pyggml.lora import Adapter, LoraConfig, TrainConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.optim import FlatAdamW
@@ -71,7 +73,6 @@ from pyggml.lora.ranks import ALONE
 from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.lora.trainer.memory import held_bytes, on_devices
 from pyggml.lora.trainer.passes import Passes
-from pyggml.model import Model
 from pyggml.quants import quantize
 from pyggml.runtime import Program
 
@@ -188,14 +189,6 @@ def products(card: Card) -> None:
 
 
 # -- training steps -----------------------------------------------------------------------------
-
-
-def matrix_weights(model: Model) -> int:
-    """Weights that every token is multiplied with; a tied embedding serves as the output matrix."""
-    used = (n for n in model.parts.weights if n != "token_embd.weight")
-    names = {*used, f"{model.parts.output_name}.weight"}
-    shapes = (model.parts.weights[n].shape for n in names)
-    return sum(prod(shape) for shape in shapes if len(shape) > 1)
 
 
 @contextmanager
@@ -397,7 +390,7 @@ def decode(card: Card, file: str, options: Any) -> None:
         session.truncate(0)
         ahead = [perf_counter() for _ in islice(session.greedy(tokens), options.new)]
     left = [str(w.message) for w in said if "leaves" in str(w.message)]
-    packed = sum(model.parts.weights[n].n_bytes for n in model.parts.weights)
+    packed = sum(part * w.n_bytes for w, part in matrix_uses(model))
     speed, by_host = 1 / median(np.diff(ahead)[3:]), 1 / median(taken[3:])
     card.say(
         "decode", model=Path(file).name, past=options.past, tokens_per_second=speed,

@@ -27,6 +27,7 @@ import pyggml
 from pyggml.backward import Keep
 from pyggml.kernels.gemm import FLOATS
 from pyggml.kernels.kernel import Compute
+from pyggml.look.limits import matrix_uses
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import WindowBatch
 from pyggml.lora.optim import FlatAdamW
@@ -63,13 +64,10 @@ def _times(passes: Passes) -> Iterator[tuple[str, float]]:
         began = perf_counter()
 
 
-def matrix_weights(model: Model) -> int:
-    """Weights that every token is multiplied with; a tied embedding serves as the output matrix."""
-    used = (n for n in model.parts.weights if n != "token_embd.weight")
-    names = {*used, f"{model.parts.output_name}.weight"}
-    return sum(
-        prod(model.parts.weights[n].shape) for n in names if len(model.parts.weights[n].shape) > 1
-    )
+def matrix_weights(model: Model) -> float:
+    """Weights that a token is multiplied with: of experts those that it is sent to; a tied
+    embedding serves as the output matrix."""
+    return sum(part * prod(w.shape) for w, part in matrix_uses(model))
 
 
 def peak_flops(compute: Compute) -> float:

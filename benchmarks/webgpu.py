@@ -41,7 +41,12 @@ from step import matrix_weights
 
 import pyggml
 from pyggml.backends.kit.products import Factor
-from pyggml.backends.webgpu.ops.products import ShaderProblem, multiply, scratch_bytes
+from pyggml.backends.webgpu.ops.products import (
+    ShaderOperands,
+    ShaderProblem,
+    multiply,
+    scratch_bytes,
+)
 from pyggml.backends.webgpu.runtime.device import FEATURES, WebGPUBackend
 from pyggml.backends.webgpu.wgsl.shader import BufferRange, Dispatch
 from pyggml.graph.dtypes import DTYPES, F32
@@ -120,7 +125,7 @@ def product_seconds(card: Card, p: ShaderProblem, w: np.ndarray) -> float:
     backend.device.queue.write_buffer(a.buffer, 0, x)
     backend.device.queue.write_buffer(b.buffer, 0, w)
     b = b if p.b.dtype is F32 else b.of("u8")
-    calls = multiply(p, c, a, b, scratch, backend.shaders)
+    calls = multiply(p, ShaderOperands(c, a, b, scratch), backend.shaders)
     began = perf_counter()
     while perf_counter() - began < WARM:  # clocks rise under load
         card.seconds([calls] * ROUNDS, REPEATS)

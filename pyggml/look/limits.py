@@ -49,7 +49,7 @@ _LIMITS: dict[str, float] = {}  # that this process has asked for
 def training_seconds(model: Model, anew: bool = False) -> float | None:
     """The least seconds of one token of training; None where no limit can be measured. anew: by a
     limit that is measured again."""
-    uses = [*_uses(model)]
+    uses = [*matrix_uses(model)]
     largest = max((w for w, _ in uses), key=lambda w: w.n_bytes).dtype
     rate = multiply_limit(model.devices, largest, anew)
     return None if rate is None else 4 * sum(part * w.n_elements for w, part in uses) / rate
@@ -58,7 +58,7 @@ def training_seconds(model: Model, anew: bool = False) -> float | None:
 def generation_seconds(model: Model, anew: bool = False) -> float | None:
     """The same of one token of generation."""
     rate = read_limit(model.devices, anew)
-    return None if rate is None else sum(part * w.n_bytes for w, part in _uses(model)) / rate
+    return None if rate is None else sum(part * w.n_bytes for w, part in matrix_uses(model)) / rate
 
 
 def share_of_limit(
@@ -76,7 +76,7 @@ def share_of_limit(
     return None if each is None else min(n_tokens * each / seconds, 1.0)
 
 
-def _uses(model: Model) -> Iterator[tuple[Tensor, float]]:
+def matrix_uses(model: Model) -> Iterator[tuple[Tensor, float]]:
     """The matrices that a token is multiplied with, and how much of each: of experts a part."""
     output = f"{model.parts.output_name}.weight"
     used = model.file.get(f"{model.config.architecture}.expert_used_count")
