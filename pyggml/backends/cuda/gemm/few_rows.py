@@ -327,7 +327,10 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     for i, kind in enumerate(dict.fromkeys(kinds)):
         names |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
     source = compile_closure(_source(kinds), "multiply", names)
-    run = kernel(source, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes())
+    run = kernel(
+        source, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes(),
+        least_blocks=2 if of_a.rows == 1 else 1,  # the next launch's begins beside it
+    )  # fmt: skip
     return begins_early(run, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 
 
