@@ -106,6 +106,16 @@ def is_of_kind(value: object, default: object) -> bool:
     return isinstance(value, kinds)
 
 
+def _plain(value: Any) -> Any:
+    """A number of NumPy or PyTorch as one of Python, which ranges and files of settings know, and
+    so those of a mapping or a list; all else as it is."""
+    if isinstance(value, Mapping):
+        return {key: _plain(number) for key, number in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def _fits(of: Field[Any], value: object) -> bool:
     if value is None:
         return of.default is None
@@ -127,12 +137,15 @@ def _fault(of: Field[Any], value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A dataclass whose fields are held against their ranges when it is made.
+    """A dataclass whose fields are held against their ranges when it is made. NumPy's numbers
+    become Python's.
 
     Raises ConfigError with every setting that is out of range.
     """
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
         faults = self._faults()
         if faults:
             raise ConfigError(faults)

@@ -31,7 +31,7 @@ from pyggml.lora.adapter.names import FIXED, PARTS, fits, part_patterns
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.adapter.starts import unpack
 from pyggml.model import Model
-from pyggml.models.weights import FRESH
+from pyggml.models.weights import FRESH, zero_matrices
 from pyggml.ops import cpy, rescale, scale
 from pyggml.ops.product.scale_slopes import scales_of
 from pyggml.quants import quantize
@@ -88,10 +88,18 @@ class TrainedTensors:
         hold, PyggmlError if the disk refuses.
         """
         self.model.devices.gather(*self.parameters.trained_leaves)  # in a callback a device has it
-        keys = {FRESH: None, **self.parameters.metadata, **(metadata or {})}
+        fresh = {} if self._is_fresh() else {FRESH: None}
+        keys = {**fresh, **self.parameters.metadata, **(metadata or {})}
         how: dict[str, Any] = {"changed": self.changed, "blocks": self.blocks, "metadata": keys}
         how["allow_requantize"] = self.file_type is not None
         return rewrite(self.model.file, path, self.file_type, **how)
+
+    def _is_fresh(self) -> bool:
+        """Whether matrices of a fresh file are 0 still: those before one that began at 0 have no
+        gradient in the first step, and others may not be trained."""
+        own = self.parameters.tensors
+        stay = {n: w for n, w in self.model.parts.weights.items() if n not in own and w.op is None}
+        return self.model.file.get(FRESH) is not None and bool(zero_matrices(stay | own))
 
 
 def _numbers(t: Tensor) -> np.ndarray:

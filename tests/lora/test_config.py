@@ -5,6 +5,7 @@ import math
 from dataclasses import fields
 from functools import partial
 
+import numpy as np
 import pytest
 
 from pyggml.errors import ConfigError
@@ -40,6 +41,17 @@ def test_names_of_modules_are_some_and_none_twice():
     for value in ((), ("attn_q", "attn_q"), "ffn", ("attn_q", 3)):
         with pytest.raises(ConfigError, match=r"^modules is .*, wanted \S"):
             LoraConfig(modules=value)
+
+
+def test_numbers_of_numpy_are_python_s_from_then_on():
+    config = LoraConfig(rank=np.int64(4), alpha=np.float32(8), rslora=np.bool_(True))
+    assert [(type(v), v) for v in (config.rank, config.alpha, config.rslora)] == [
+        (int, 4), (float, 8.0), (bool, True)
+    ]  # fmt: skip
+    assert type(LoraConfig(rank_pattern={"attn_q": np.int32(2)}).rank_pattern["attn_q"]) is int
+    assert type(TrainConfig(lr=np.float64(1e-4)).lr) is float
+    with pytest.raises(ConfigError, match=r"^rank is 0, wanted 1 to 4096"):
+        LoraConfig(rank=np.int64(0))
 
 
 def test_all_faults_come_at_once():

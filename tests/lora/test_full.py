@@ -13,10 +13,13 @@ from tiny_models import NO_VOCABULARY, write_llama
 
 import pyggml
 from pyggml.errors import AdapterError, QuantError
-from pyggml.graph.arrays import write
+from pyggml.fresh import Fresh, hyperparameters, vocabulary_fields
+from pyggml.fresh import write as write_fresh
+from pyggml.graph.arrays import read, write
 from pyggml.lora import train_tensors
 from pyggml.lora.optim import adamw_8bit
 from pyggml.lora.trainer import gradient
+from pyggml.models.weights import FRESH
 from pyggml.ops import optim_half
 from pyggml.quants import quantize
 
@@ -199,6 +202,20 @@ def test_numbers_that_f16_does_not_hold_are_named_and_no_file_is_touched(tmp_pat
         trained.save(out)
     assert out.read_bytes() == older and BASE.read_bytes() == base
     assert [p.name for p in tmp_path.iterdir()] == ["out.gguf"]
+
+
+def test_a_model_is_fresh_as_long_as_matrices_are_zero_that_began_so(tmp_path):
+    """Such zeros are no broken download, whatever was trained; a warning is an error here."""
+    fields = vocabulary_fields(["in köln lebt ein kater "] * 20, 270)
+    n_vocab = len(fields["tokenizer.ggml.tokens"])
+    metadata = hyperparameters("rwkv7", 200_000, n_vocab, 64)
+    write_fresh(tmp_path / "new.gguf", Fresh(metadata, n_vocab, fields), seed=1)
+    for patterns, number, is_fresh in ((["norms"], 0, True), (["*"], 0, True), (["*"], 1, False)):
+        trained = train_tensors(pyggml.load(tmp_path / "new.gguf"), patterns)
+        for t in trained.parameters.tensors.values():
+            write(t, read(t) + number)
+        trained.save(tmp_path / "after.gguf")
+        assert (FRESH in pyggml.load(tmp_path / "after.gguf").file.metadata) == is_fresh
 
 
 @pytest.mark.interop
