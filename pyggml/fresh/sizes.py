@@ -5,6 +5,15 @@ is 40 to 96, as in GPT-2 (64), Pythia (64 to 128) and Llama (80 to 128). There a
 in the architecture's example at least, one of each kind: llama.cpp ends the process over a hybrid
 without attention, or without a window. A feed-forward part has about 8 · width² numbers: 4 · width
 with two matrices, 8/3 · width with three (Shazeer 2020).
+
+Parts of some architectures follow the head's size h as in the models that brought them:
+
+latent attention   vectors of 4h for keys and values, h/2 rotated features beside h (DeepSeek-V2,
+                   arXiv:2405.04434: h is 128, section 3.1.2), 3/10 of the width for queries: 1,536
+                   of 5,120 there, 768 of 2,560 in MiniCPM3
+gated delta nets   2 · width channels in heads of h, half as many heads of keys (Qwen3-Next-80B: 32
+                   and 16 of 128, width 2,048)
+rotary sections    time, height and width by turns (Qwen3.5: 11, 11 and 10 pairs)
 """
 
 import math
@@ -43,7 +52,11 @@ _IN_LLAMA_CPP = dict.fromkeys(
 _UNTIED = ("internlm2",)  # llama.cpp wants an output matrix
 _REQUIRED = {"gptneox": {"use_parallel_residual": True}}  # by llama.cpp, which has no default
 _DEPTH, _INNER, _RANK = "block_count", "ssm.inner_size", "ssm.time_step_rank"
-_LATENT = "attention.kv_lora_rank"
+_LATENT, _LATENT_OF_QUERIES = "attention.kv_lora_rank", "attention.q_lora_rank"
+_AS_ONE_HEAD = "attention.key_length_mla"  # the latent vectors are the keys and values of one head
+_DELTA_NET, _KDA = "attention.recurrent_layers", "kda.head_dim"
+_SECTIONS = "rope.dimension_sections"
+_HEADS, _KEY_HEADS = "attention.head_count", "attention.head_count_kv"
 _DEPTH_OF_EXAMPLES = 2
 _FIRST_MAMBAS = "mamba", "jamba"
 _MOST_WIDTH = 1 << 14
@@ -76,7 +89,7 @@ def hyperparameters(
     sized = sizer.near(n_params)
     best = min(sized, key=lambda of: abs(of[0] - n_params), default=None)
     is_near = best is not None and (sizer.is_sized or abs(best[0] - n_params) <= n_params / 2)
-    if best is None or (not is_near and sizer.fault):
+    if best is None or (not is_near and sizer.fault and keys):
         if keys:
             raise ConfigError(f"no {architecture} has these keys: {sizer.fault}")
         raise ConfigError(
@@ -186,15 +199,20 @@ class _Sizer:
             "context_length": self._n_ctx,
             "embedding_length": width,
             _DEPTH: n_layer,
-            "attention.head_count": heads,
-            "attention.head_count_kv": heads,
+            _HEADS: heads,
+            _KEY_HEADS: heads,
             "attention.layer_norm_rms_epsilon": 1e-6,
             "attention.layer_norm_epsilon": 1e-5,
         }
-        if _LATENT not in example:
-            sizes |= {key: head for key in _OF_A_HEAD if key in example}
+        sizes |= _latent(example, width, head) or {k: head for k in _OF_A_HEAD if k in example}
         if _INNER in example:
             sizes |= {_INNER: 2 * width, _RANK: _rank(self._of.name, width)}
+        if _DELTA_NET in example:
+            n_values = 2 * width // head
+            sizes |= {"ssm.state_size": head, _RANK: n_values, "ssm.group_count": n_values // 2}
+        if _SECTIONS in example and _OF_A_HEAD[2] in example:
+            by_turns = [len(range(of, head // 2, 3)) for of in range(3)]
+            sizes[_SECTIONS] = np.array([*by_turns, 0], np.int32)
         if "attention.sliding_window" in example:
             sizes["attention.sliding_window"] = max(1, self._n_ctx // 4)
         n_ff = 4 * width
@@ -227,14 +245,34 @@ class _Sizer:
         return n
 
     def _with(self, sizes: Metadata) -> Metadata:
-        """Keys of these sizes. What the architecture's example has by layer goes on as there."""
-        by_layer = {
+        """Keys of these sizes. What the architecture's example has by layer goes on as there, but
+        layers with key heads, or with a feed-forward part, have as many as the sizes say."""
+        by_layer: Metadata = {
             k: np.resize(v, sizes[_DEPTH])
             for k, v in self._of.example.items()
             if isinstance(v, np.ndarray) and v.shape == (self._n_example,)
         }
+        for key in {_KEY_HEADS, "feed_forward_length"} & by_layer.keys():
+            if key in sizes and _HEADS not in by_layer:
+                by_layer[key] = np.sign(by_layer[key]) * np.int32(sizes[key])
         required = _REQUIRED.get(self._of.name, {})
         return small_metadata(self._of, required | sizes | by_layer) | self._keys
+
+
+def _latent(example: Mapping[str, object], width: int, head: int) -> Metadata:
+    """The sizes of latent attention with heads of these; {} for an architecture without it."""
+    if _LATENT not in example:
+        return {}
+    rank, rotated, of_queries = 4 * head, head // 2, round_up(3 * width // 10, _SMALL_HEAD)
+    sizes: Metadata = {_LATENT: rank, "rope.dimension_count": rotated}
+    sizes |= {"attention.key_length": head + rotated, "attention.value_length": head}
+    if _AS_ONE_HEAD in example:
+        own = {"attention.key_length": rank + rotated, "attention.value_length": rank}
+        mla = {f"{key}_mla": sizes[key] for key in own}
+        sizes |= {**own, **mla, _KEY_HEADS: 1}
+    if _LATENT_OF_QUERIES in example:
+        sizes[_LATENT_OF_QUERIES] = of_queries
+    return sizes | ({_KDA: head} if _KDA in example else {})
 
 
 def _rank(architecture: str, width: int) -> int:

@@ -133,12 +133,13 @@ def check_sections(r: Reader, rope: Rope, interleaved: bool = False) -> None:
 
     The sections are the numbers of pairs that turn by a token's time, height, width and another
     number. In text the first three equal the position, and the other is 0. interleaved: pairs have
-    time, height and width by turns.
+    time, height and width by turns, and where two of them have had all of theirs, time: Qwen3-VL's
+    24, 20 and 20 of 64. (llama.cpp does not turn these, the slowest: 4e-4 by position 1,000.)
     """
     sections = r.counts("rope.dimension_sections", 4, least=0, most=1 << 12)
     pairs = range(rope.n_dims // 2)
     if interleaved:
-        fits = all(i < 3 * sections[i % 3] for i in pairs)
+        fits = sum(sections[:3]) >= len(pairs) or all(i < 3 * sections[i % 3] for i in pairs)
     else:
         fits = all(i % max(sum(sections), 1) < sum(sections[:3]) for i in pairs)
     if not fits:

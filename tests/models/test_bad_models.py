@@ -1,5 +1,7 @@
 """A file that is no model we can run says so in one sentence, with everything that is wrong."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -175,6 +177,20 @@ def test_every_key_that_is_asked_may_hold_anything(architecture):
 def test_rotary_dimensions_that_do_not_fit_a_head(value, tiny):
     text = refusal(tiny(keys={"llama.rope.dimension_count": value}))
     assert f"rope.dimension_count is {value}, wanted even and at most 4" in text
+
+
+@pytest.mark.parametrize(
+    "name, n_dims, sections", [("qwen3vl", 128, [24, 20, 20, 0]), ("qwen35", 64, [11, 11, 10, 0])]
+)
+def test_sections_of_published_models_are_read(name, n_dims, sections):
+    """Qwen3-VL's leave two pairs to time; one pair more is one without a section."""
+    sizes = {"rope.dimension_count": n_dims, "attention.key_length": n_dims}
+    sizes |= {"attention.value_length": n_dims}
+    for turned, is_read in ((sections, True), ([sections[0] - 1, *sections[1:]], False)):
+        more = {"rope.dimension_sections": np.array(turned, np.int32)}
+        metadata = small_metadata(ARCHITECTURES[name], sizes | more)
+        with nullcontext() if is_read else pytest.raises(ModelError, match="dimension_sections"):
+            tensors_of(metadata, 11)
 
 
 def test_a_glm_that_sees_images(tiny):
