@@ -48,7 +48,7 @@ from pyggml.settings import Settings
 
 Windows = np.ndarray | range  # numbers of some windows of a dataset
 Outputs = Mapping[str, Tensor]  # "loss" (), and what is read of each batch
-_WARM_UP = {"warmup_steps", "warmup_ratio"}
+WARM_UP = {"warmup_steps", "warmup_ratio"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Objective(Settings, ABC):
         """The settings of a run, with the objective's defaults for those that are not given: for
         the warm-up if neither its steps nor its ratio is, for epochs if max_steps is not either."""
         names = {f.name for f in fields(config) if getattr(config, f.name) is not None}
-        names |= _WARM_UP if names & _WARM_UP else set()
+        names |= WARM_UP if names & WARM_UP else set()
         names |= {"epochs"} if config.max_steps else set()
         mine = {name: value for name, value in cls.defaults.items() if name not in names}
         return replace(config, **mine) if mine else config

@@ -94,6 +94,23 @@ def test_a_model_is_trained_as_the_file_that_it_will_be(finetune, tiny, tmp_path
     assert ended.code == 2 and "'Q4' is no file type" in ended.err
 
 
+def test_a_run_resumed_with_other_blocks_names_no_rate_that_follows(finetune, tmp_path):
+    full, more = (
+        ("--train", "full", "--max-steps", 1),
+        {"output": tmp_path / "m.gguf", "rank": None},
+    )
+    points = tmp_path / "points"
+    assert finetune(*full, "--qat", "Q8_0", "--checkpoint-dir", points, **more).code == 0
+    ended = finetune(*full, "--resume", points, **more)
+    assert (
+        ended.code == 2 and "another run: --qat is Q8_0 there and not given here; le" in ended.err
+    )
+    ended = finetune(*full, "--lr", 1e-3, "--resume", points, **more)
+    assert "--qat is Q8_0 there and not given here; --lr is" in ended.err
+    ended = finetune(*full, "--qat", "Q8_0", "--lr", 1e-3, "--resume", points, **more)
+    assert "is of another run: --lr is" in ended.err
+
+
 @pytest.mark.filterwarnings("ignore:b.gguf was trained on top of")
 def test_adapters_add_up(finetune, pyggml, tiny, text, tmp_path):
     a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"

@@ -1,7 +1,7 @@
 """The stages of a run: model, adapter, data, graphs, training, adapter file, answers."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -36,6 +36,7 @@ from pyggml.errors import (
     ConfigError,
     DeviceLostError,
     DeviceMemoryError,
+    Fault,
     NotFiniteError,
     PyggmlError,
 )
@@ -56,7 +57,8 @@ from pyggml.lora.adapter.names import meanings
 from pyggml.lora.data.prompts import Prompts
 from pyggml.lora.data.report import data_report, language_report
 from pyggml.lora.data.unused import OF_TEXTS, unused_by_rows
-from pyggml.lora.objectives.objective import Task
+from pyggml.lora.objectives import USUAL
+from pyggml.lora.objectives.objective import WARM_UP, Task
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.ranks.device import device_of_rank
 from pyggml.lora.trainer import checkpoint, lock
@@ -132,7 +134,7 @@ def _prepare(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]
     )
     memory.stream(job, trainer, len(prompt))
     memory.expect_alike(model, ranks)
-    _resume(trainer, job.resume)
+    _resume(trainer, job)
     summary.say_places(trainer)
     summary.say_memory(trainer.reserve(), job.train)
     summary.say_steps(trainer, job.fixed)
@@ -166,18 +168,29 @@ def _with_rate(job: Job, trained: Trained) -> Job:
     return replace(job, train=replace(job.train, lr=rate))
 
 
-def _resume(trainer: Trainer, path: Path | None) -> None:
-    """From a checkpoint, if there is one. Raises CheckpointError; of another run with what can be
-    done instead."""
+def _resume(trainer: Trainer, job: Job) -> None:
+    """From the job's checkpoint, if it has one. Raises CheckpointError; of another run with what
+    can be done instead."""
     try:
-        if path is not None:
-            trainer.resume(path)
+        if job.resume is not None:
+            trainer.resume(job.resume)
     except CheckpointError as error:
         if not error.about.endswith(checkpoint.ANOTHER_RUN):
             raise
         instead = "--init trains an adapter on otherwise, -m a whole model"
         may = f"length, validation and logging may change; {instead}"
-        raise CheckpointError([*error.faults, may], error.about) from error
+        faults = _without_following(error.faults, job.fixed)
+        raise CheckpointError([*faults, may], error.about) from error
+
+
+def _without_following(faults: Sequence[Fault], given: Collection[str]) -> list[Fault]:
+    """The faults without a learning rate and a warm-up that were not given, where the objective or
+    what is trained differs: these have such settings of their own."""
+    names = {fault[0] for fault in faults if not isinstance(fault, str)}
+    if not any(name.startswith("adapter.") or name == "settings.objective" for name in names):
+        return [*faults]
+    follow = {f"settings.{name}" for name in (*USUAL.defaults, *WARM_UP) if name not in given}
+    return [fault for fault in faults if isinstance(fault, str) or fault[0] not in follow]
 
 
 def _within_memory(
