@@ -236,7 +236,9 @@ def test_a_device_with_too_little_memory_is_found_before_a_step(finetune, monkey
     [(17, "was saved as"), (16, "was not saved: half of the step had changed it")],
 )
 def test_memory_that_runs_out_in_a_run_names_what_is_smaller(launch, end, finetune, monkeypatch):
-    """A step is four launches, of which the last is the optimiser's."""
+    """A step is four launches, of which the last is the optimiser's. The device's rate is not
+    measured meanwhile, by further ones."""
+    monkeypatch.setattr("pyggml.look.limits._limit", lambda *_: None)
     device = Small(90_000_000, fails_at=launch)
     monkeypatch.setattr("pyggml.model.backends_of", lambda *_: [device])
     ended = finetune("--device", "cuda")

@@ -77,6 +77,12 @@ def test_real_measurements_are_rates(devices, folder):
     assert len(kept) == 2 and all(devices.backends[0].about in name for name in kept)
 
 
+def test_a_process_that_is_stopped_as_it_begins_to_measure_has_a_rate(folder, monkeypatch):
+    """The time of a measurement is over before its first run."""
+    monkeypatch.setattr(limits, "_SECONDS", 0.0)
+    assert 0 < limits._best_seconds(lambda: None) < 1
+
+
 def test_a_full_card_has_no_limits(folder, tmp_path):
     devices = Devices([Card(bytes_free=1 << 10), CPU()])
     assert multiply_limit(devices, F32) is read_limit(devices) is None
