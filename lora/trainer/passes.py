@@ -25,6 +25,7 @@ from pyggml.graph.arrays import write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.graph.verify import verifies, verifying
+from pyggml.heap import without_collector
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import WindowBatch
@@ -195,6 +196,7 @@ class Passes:
     Raises NoGradientError if a parameter cannot be trained.
     """
 
+    @without_collector()
     def __init__(
         self,
         model: Model,

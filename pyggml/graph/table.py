@@ -1,5 +1,6 @@
 """A table of rewrites: patterns of nodes, and what comes in their place."""
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
@@ -45,7 +46,8 @@ class _Joining:
     """The replacements so far.
 
     taken    nodes of the matches
-    spans    first and last place of nodes that one new node stands for
+    spans    first and last place of nodes that one new node stands for, in their order;
+    longest  most places from one to the other
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -53,6 +55,7 @@ class _Joining:
         self.new: dict[Tensor, Tensor] = {}
         self.taken: set[Tensor] = set()
         self.spans: list[tuple[int, int]] = []
+        self.longest = 0
 
     def enter(self, m: Match, replacements: Replacements) -> None:
         """Enter a match, unless it cannot be."""
@@ -65,7 +68,9 @@ class _Joining:
         self.new |= replacements
         self.taken.update(m.nodes)
         if len(makers) == 1:
-            self.spans.append(self._span(m.nodes))
+            first, last = self._span(m.nodes)
+            insort(self.spans, (first, last))
+            self.longest = max(self.longest, last - first)
 
     def _span(self, nodes: Collection[Tensor]) -> tuple[int, int]:
         places = [self.graph.places[t] for t in nodes]
@@ -86,8 +91,11 @@ class _Joining:
     def _needs(self, new: Tensor, nodes: Collection[Tensor], first: int) -> bool:
         """Whether a node needs what it stands for, where others are replaced as they are so far.
         first: place of the first of these nodes."""
-        for begin, end in sorted(self.spans, reverse=True):
-            if begin < first < end:  # what stands before may need what stands behind
+        for i in reversed(range(bisect_left(self.spans, (first,)))):
+            begin, end = self.spans[i]
+            if begin + self.longest <= first:  # and so do all that are left
+                break
+            if first < end:  # what stands before may need what stands behind
                 first = begin
         seen, stack = set[Tensor](), [*new.src]
         while stack:

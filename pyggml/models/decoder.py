@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from zlib import crc32
 
 from pyggml.errors import ConfigError, ModelError
@@ -15,7 +16,7 @@ from pyggml.models.weights import Tensors, TensorSpec, merge_tensors
 from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps its list of tensors
 class Decoder:
     """A model without its weights: an architecture's parts with a file's hyperparameters.
 
@@ -55,6 +56,10 @@ class Decoder:
 
     def tensors(self) -> Tensors:
         """Every tensor of a model file, required or optional."""
+        return self._tensors
+
+    @cached_property
+    def _tensors(self) -> Tensors:
         c = self.config
         outer = {"token_embd.weight": TensorSpec((c.n_vocab, c.n_embd), table=True)}
         if self.n_positions:

@@ -21,11 +21,12 @@ from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 from pyggml.models.streaming import block_bytes
 
-# What a process gets besides what is planned: kernels, and in a first run of its kind the compiler.
-# A 0.6B model's runs took 16 MB, and runs 190 MB (plain LoRA) to 270 MB (DoRA) more with nothing
-# compiled, as benchmarks/compile_memory.py measures; the rest is for other models and options.
-RUNNING, COMPILING = 20 * 10**6, 320 * 10**6
-LANGUAGES = 125 * 10**6  # while the table is unpacked by which the languages of rows are told
+# What a process gets besides what is planned: kernels, a call of each node, and in a first run of
+# its kind the compiler. Runs of models of 3 to 28 blocks took 6.0 to 8.7 MB, and 265 to 270 MB
+# more with nothing compiled (benchmarks/compile_memory.py), on a Xeon with AMX.
+RUNNING, OF_NODE, COMPILING = 6 * 10**6, 600, 270 * 10**6
+MARGIN = 12 * 10**6  # of a limit: for other models and options
+LANGUAGES = 114 * 10**6  # while the table is unpacked by which languages are told: 107 to 120 MB
 _CHOSEN = ("ctx", "batch", "grad_accum", "grad_checkpointing")
 
 
@@ -69,8 +70,9 @@ class RunBytes:
 def spare(passes: Passes, model: Model) -> int:
     """Bytes beside the plan: what compiling takes grows evenly with the kernels that no earlier run
     has compiled."""
-    share = compile_ahead.share_to_compile(passes.training.graph, model.backend.compute)
-    return RUNNING + round(share * (COMPILING - RUNNING))
+    graph = passes.training.graph
+    share = compile_ahead.share_to_compile(graph, model.backend.compute)
+    return RUNNING + OF_NODE * len(graph.nodes) + round(share * COMPILING)
 
 
 def parts(trainer: Trainer, n_prompt: int, job: Job) -> RunBytes:
@@ -182,7 +184,8 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
     model.tokenizer.rest()
     # The trained numbers are there already; a fit counts them for a copy, see `RunBytes.state`,
     # which steps in the backward pass do without.
-    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + largest_mapped(model)
+    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + MARGIN
+    beside += largest_mapped(model)
     beside -= p.trained_bytes * job.train.step_in_backward
     left = job.max_memory - beside - _cache(model, n_prompt)
     best, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)

@@ -68,7 +68,8 @@ def save_answers(
     rows = [[row.text, *map(finite, row.losses)] for row in losses]
     record = {"event": "answers", "step": trainer.progress.step, "prompt": prompt}
     record |= {"answers": [*map(list, answers)]} | ({"rows": rows} if rows else {})
-    if job.max_memory is None or memory.resident() + memory.LANGUAGES <= job.max_memory:
+    most = memory.resident() + memory.LANGUAGES + memory.MARGIN
+    if job.max_memory is None or most <= job.max_memory:
         languages = language_report(trainer.corpus, trainer.model.tokenizer)
         record["languages"] = asdict(languages)
     else:

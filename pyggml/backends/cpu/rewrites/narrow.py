@@ -52,9 +52,10 @@ def narrow_rows(graph: Graph, compute: Compute) -> Graph:
 
 def _is_packed(graph: Graph, t: Tensor, compute: Compute) -> bool:
     """Whether all who read t round it: products, and copies."""
-    if t in graph.outputs or len(t.shape) != 2 or not graph.readers.get(t):
+    readers = graph.readers.get(t)
+    if len(t.shape) != 2 or not readers:
         return False
-    return all(_rounds(graph, r, t, compute) for r in graph.readers[t])
+    return all(_rounds(graph, r, t, compute) for r in readers) and t not in graph.outputs
 
 
 def _rounds(graph: Graph, reader: Tensor, t: Tensor, compute: Compute) -> bool:
