@@ -50,6 +50,12 @@ def _convolution(shape: Shape, rng: np.random.Generator) -> np.ndarray:
     return rng.uniform(-bound, bound, shape).astype(np.float32)
 
 
+def _quarter_turned(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """Factors of the periods of rotary pairs: Gemma 4 turns a quarter of them where it has no
+    window (`partial_rotary_factor` of its configurations); the others stand still."""
+    return np.where(np.arange(shape[0]) < shape[0] // 4, 1, 1e30).astype(np.float32)
+
+
 # The first that matches the name without "blk.N." counts; a matrix is in none of them.
 _RULES: tuple[tuple[re.Pattern[str], Draw], ...] = tuple(
     (re.compile(pattern), draw)
@@ -57,6 +63,7 @@ _RULES: tuple[tuple[re.Pattern[str], Draw], ...] = tuple(
         (r"ssm_a$", _decay),
         (r"ssm_dt\.bias$", _step_size),
         (r"ssm_d$", _full(1)),
+        (r"rope_freqs\.weight$", _quarter_turned),
         (r"(ssm_conv1d(_[qkv])?|shortconv\.conv)\.weight$", _convolution),
         (r"(layer_output_scale\.weight|\.scale)$", _full(1)),
         (r"norm.*\.bias$|\.bias$|exp_probs_b$", _full(0)),

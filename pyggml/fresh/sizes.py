@@ -42,6 +42,7 @@ _IN_LLAMA_CPP = dict.fromkeys(
     ("gpt2", "gptneox", "starcoder", "starcoder2", "bloom", "codeshell", "jais", "jais2"),
     r"blk\..*\.bias",
 ) | {
+    "gemma4": r"rope_freqs\.weight",
     "gpt-oss": r"blk\..*attn_\w+\.bias",
     "phi2": r".*\.bias",
     "qwen": r".*attn_qkv\.bias",

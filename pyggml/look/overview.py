@@ -128,7 +128,8 @@ def measure(
 
 def _length(a: np.ndarray) -> float:
     flat = a.reshape(-1)
-    square = float(np.dot(flat, flat))
+    with np.errstate(over="ignore", invalid="ignore"):  # some CPUs' BLAS tells
+        square = float(np.dot(flat, flat))
     if not np.isfinite(square):  # maybe of float32 alone
         square = float(np.square(flat, dtype=np.float64).sum())
     return float(np.sqrt(square))

@@ -106,6 +106,10 @@ def test_first_numbers():
     assert abs(initial("blk.0.attn_q.weight", (n, n), "llama", 2).std() - 0.02) < 1e-3
     assert abs(initial("blk.0.attn_q.weight", (n, n), "deepseek2", 2).std() - 0.006) < 3e-4
     assert abs(initial("blk.3.ffn_down.weight", (n, n), "gpt2", 8).std() - 0.02 / 4) < 3e-4
+    assert (
+        initial("rope_freqs.weight", (8,), "gemma4", 2).tolist()
+        == [1.0] * 2 + [np.float32(1e30)] * 6
+    )
     decay = initial("blk.0.ssm_a", (n, 16), "mamba", 2)
     assert (decay == -np.arange(1, 17)).all()
     step = np.log1p(np.exp(initial("blk.0.ssm_dt.bias", (n,), "mamba", 2).astype(np.float64)))
