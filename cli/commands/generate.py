@@ -208,11 +208,13 @@ def _write(
     if prompt.shown:
         say(prompt.shown, end="" if as_text else "\n")
     pace = Pace(model)
-    for piece in pieces:
-        pace.count()
-        say_piece(piece, how, model.tokenizer)
-    if as_text:
-        say("")
+    try:
+        for piece in pieces:
+            pace.count()
+            say_piece(piece, how, model.tokenizer)
+    finally:  # of an error, too, which has a line of its own
+        if as_text:
+            say("")
     if piece.finish is Finish.CONTEXT:
         note(f"the context of {n_ctx} tokens is full")
     if how.has_form and piece.finish not in (Finish.FORM, Finish.STOP_TOKEN):

@@ -254,7 +254,8 @@ def _code_of(code: int) -> int:
     return TERMINATED if code == STOPPED and signal.SIGTERM in _signals else code
 
 
-_OUTPUT = ("o", "output", "out", "outfile")  # options of other commands and of llama.cpp
+# Options of other commands and of llama.cpp for files that a command takes without any.
+_FILES = ("m", "model", "o", "output", "out", "outfile")
 
 
 def _suggestion(error: click.NoSuchOption) -> str:
@@ -265,7 +266,7 @@ def _suggestion(error: click.NoSuchOption) -> str:
     options = [] if error.ctx is None else error.ctx.command.params
     names = {name for option in options for name in option.opts}
     places = [p.metavar or p.human_readable_name for p in options if isinstance(p, click.Argument)]
-    if key in _OUTPUT and len(places) > 1:
+    if key in _FILES and len(places) > 1:
         return f"No such option '{error.option_name}': name files in turn, {' '.join(places)}."
     if key in NEEDLESS and "--lora-rank" in names:
         return f"No such option '{error.option_name}', nor need of it: {NEEDLESS[key]}."
@@ -276,12 +277,21 @@ def _suggestion(error: click.NoSuchOption) -> str:
 
 def _message_of(error: click.ClickException) -> str:
     """The error; where a fine-tune is given several values of a setting, with what takes them."""
+    if error.message.startswith("Got unexpected extra argument"):
+        return error.message + _how_files_are_named(getattr(error, "ctx", None))
     context = error.ctx if isinstance(error, click.BadParameter) else None
     value = re.search("'[^']*'", error.message)  # the first word in quotes, ours and click's
     if context is None or context.command.name != "finetune" or not value or "," not in value[0]:
         return error.format_message()
     sentence = error.format_message().removesuffix(".")
     return f"{sentence}. `pyggml sweep` makes a run for each of several values."
+
+
+def _how_files_are_named(context: click.Context | None) -> str:
+    """The options for files of a command, as the end of a sentence; "" without a model's."""
+    options = [] if context is None else context.command.params
+    names = [name for name in ("-m", "-f", "-o") if any(name in o.opts for o in options)]
+    return f": files are named by options, {', '.join(names)}" if "-m" in names else ""
 
 
 def _report(reason: str, name: str, code: int) -> int:

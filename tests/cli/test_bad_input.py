@@ -260,6 +260,12 @@ def test_what_is_missing_is_named(pyggml, tiny):
     refused(
         pyggml("convert-lora", "-o", "peft"), "No such option '-o': name files in turn, FROM TO"
     )
+    refused(pyggml("quantize", "-m", tiny), "'-m': name files in turn, IN.gguf OUT.gguf TYPE")
+    refused(
+        pyggml("finetune", tiny, "a.txt"),
+        "unexpected extra arguments",
+        ": files are named by options, -m, -f, -o",
+    )
 
 
 GENERATE = {

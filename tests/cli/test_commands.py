@@ -83,6 +83,11 @@ def test_generate_says_when_the_context_is_full(pyggml, tiny):
     assert ended.code == 0 and ended.err == ""
 
 
+def test_an_error_behind_the_prompt_has_a_line_of_its_own(pyggml, tiny):
+    ended = pyggml("generate", "-m", tiny, "-p", "the ", "--grammar", "root ::= x")
+    assert ended.code == 2 and ended.out == "the \n" and "cannot be followed" in ended.err
+
+
 def test_a_new_line_can_be_written_in_a_prompt(pyggml, tiny):
     ended = pyggml("generate", "-m", tiny, "-p", r"a\nb\\n\t\d", "-n", 1)
     assert ended.out.startswith("a\nb\\n\t\\d")
