@@ -245,10 +245,10 @@ class _Sizer:
             raise ModelError(f"{n} heads cannot share embedding_length {width} evenly")
         return n
 
-    def _with(self, sizes: Metadata) -> Metadata:
+    def _with(self, sizes: Mapping[str, Any]) -> Metadata:
         """Keys of these sizes. What the architecture's example has by layer goes on as there, but
         layers with key heads, or with a feed-forward part, have as many as the sizes say."""
-        by_layer: Metadata = {
+        by_layer = {
             k: np.resize(v, sizes[_DEPTH])
             for k, v in self._of.example.items()
             if isinstance(v, np.ndarray) and v.shape == (self._n_example,)
@@ -257,7 +257,7 @@ class _Sizer:
             if key in sizes and _HEADS not in by_layer:
                 by_layer[key] = np.sign(by_layer[key]) * np.int32(sizes[key])
         required = _REQUIRED.get(self._of.name, {})
-        return small_metadata(self._of, required | sizes | by_layer) | self._keys
+        return small_metadata(self._of, {**required, **sizes, **by_layer}) | self._keys
 
 
 def _latent(example: Mapping[str, object], width: int, head: int) -> Metadata:

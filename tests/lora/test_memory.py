@@ -12,6 +12,7 @@ import pytest
 import pyggml
 from pyggml import heap
 from pyggml.lora import LoraConfig, StepReport, TrainConfig, Trainer, attach
+from pyggml.lora.trainer import passes
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -115,3 +116,18 @@ def test_what_is_cleared_goes_back_to_the_system():
     heap.clear(a)
     assert own() < before - 0.9 * a.nbytes
     assert not a.any()
+
+
+@pytest.mark.quick
+def test_python_looks_for_no_garbage_while_graphs_are_planned(tiny, monkeypatch):
+    collects = []
+    whole = passes.gradient_groups
+    monkeypatch.setattr(
+        passes, "gradient_groups", lambda *a: collects.append(gc.isenabled()) or whole(*a)
+    )
+    adapter = attach(pyggml.load(tiny), LoraConfig(rank=2))
+    passes.Passes(adapter.model, adapter.parameters, 8)
+    assert collects == [False] and gc.isenabled()
+    with pytest.raises(ZeroDivisionError), heap.without_collector():
+        assert not gc.isenabled() and 1 / 0
+    assert gc.isenabled()
