@@ -22,12 +22,13 @@ from pyggml.graph.dtypes import F32, DType
 from pyggml.jit import kernel
 from pyggml.jit.frames import Bool, Floats2, Frame, Int, Ints1, Longs1, Longs2
 from pyggml.jit.regions import call_task, run_tasks
-from pyggml.jit.scratch import Array, Layout, Scratch
+from pyggml.jit.scratch import LINE, Array, Layout, Scratch
 from pyggml.jit.tasks import launch, stage, task_code
 from pyggml.kernels.gemm.frames import BlockMatrix
 from pyggml.kernels.gemm.path import Form, Operands, Problem, ProductPath, layout_of
 from pyggml.kernels.gemm.paths import largest_of_each_path, path_of
 from pyggml.kernels.kernel import Compute
+from pyggml.sizes import round_up
 
 LEAST_ROWS = 256  # that a wave has room for
 FAMILIES = 64  # whose tables are remembered
@@ -146,7 +147,10 @@ class TemplateTable:
             return None
         memory = {_C: c, _A: a, _B: b, _SCRATCH: scratch, _PACKED: packed}
         frame = call.arguments[0].lies
-        words, bases = frame.words.tolist(), _bases(frame, memory)
+        words, bases, n_packed = frame.words.tolist(), _bases(frame, memory), shared.n_bytes
+        for place, array in _own(frame, memory):  # of each job, behind what it packs
+            words[place], bases[place] = packed.ctypes.data + n_packed, _PACKED
+            n_packed += round_up(array.nbytes, LINE)
         starts = {base: array.ctypes.data for base, array in memory.items()} | {_ZERO: 0}
         stages = [number for each in call.arguments for number in (each.code, each.n_tasks)]
         none = [0] * (_FRAME - len(stages))  # a path without packing: its only stage is the last
@@ -154,19 +158,31 @@ class TemplateTable:
             [word - starts[base] for word, base in zip(words, bases, strict=True)],
             bases,
             none + stages,
-            shared.n_bytes,
+            n_packed,
         )
 
 
+def _own(frame: Frame, memory: dict[int, np.ndarray]) -> list[tuple[int, np.ndarray]]:
+    """The arrays that a path makes for its product alone, such as a team's counters, which its
+    packing sets to 0: the place of each one's address among the words, and the array."""
+    owners = {id(_owner(a)) for a in memory.values()}
+    arrays = ((frame.fields[n].start, v) for n, v in frame.values.items() if _is_array(v))
+    return [(place, v) for place, v in arrays if v.size and id(_owner(v)) not in owners]
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
 def _bases(frame: Frame, memory: dict[int, np.ndarray]) -> list[int]:
-    """What each word is counted from. The first of an array is an address in its owner's memory,
-    which all jobs share if it is none of these; that of a BlockMatrix is one in B."""
+    """What each word is counted from. The first of an array is an address in its owner's memory;
+    that of a BlockMatrix is one in B."""
     bases, owners = [_ZERO] * frame.n_words, {id(_owner(a)): base for base, a in memory.items()}
     for name, field in frame.fields.items():
         value = frame.values[name]
         if isinstance(value, BlockMatrix):
             bases[field.start + BlockMatrix._fields.index("address")] = _B
-        elif isinstance(value, np.ndarray):
+        elif _is_array(value):
             bases[field.start] = owners.get(id(_owner(value)), _ZERO)
     return bases
 

@@ -6,6 +6,7 @@ import pytest
 from pyggml.jit import JIT, kernel
 from pyggml.jit.frames import Longs2
 from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.kernels.gemm import by_expert
 from pyggml.kernels.gemm.teams import Team, is_wanted, take_group, team_of, teams
 
 pytestmark = [
@@ -92,3 +93,13 @@ def test_columns_that_make_whole_rounds_are_one_tasks_each():
     fields, n_tasks = teams(n_columns=4, n_groups=16, n_threads=16)
     assert (fields["n_alone"], fields["n_shared"], n_tasks) == (0, 4, 4 * 5)
     assert teams(n_columns=4, n_groups=16, n_threads=1)[1] == 4
+
+
+def test_a_product_by_expert_has_counters_of_its_own():
+    """All jobs of a node have the words of one frame, and share its other arrays."""
+    shared = np.zeros(8, np.int64)
+    rows = shared.reshape(2, 4)
+    fields = teams(3, 2, 2)[0]
+    f = Turns(own=rows, turns=rows, order=rows, done=rows[:0], state=rows, **fields)
+    ((place, counters),) = by_expert._own(f, {0: shared})
+    assert counters is fields["taken"] and f.words[place] == counters.ctypes.data
