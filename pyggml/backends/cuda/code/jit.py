@@ -100,7 +100,7 @@ def kernel(
     code = cuda.jit(**bounds)(function) if bounds else cuda.jit(function)
     store = _store()
     if store is not None:
-        code._cache = store(function, shared_bytes)
+        code._cache = store(function, shared_bytes, (most_threads, least_blocks))
     return code
 
 

@@ -50,6 +50,7 @@ from pyggml.sizes import round_up
 MOST_ROWS = 4  # of A
 BLOCKS = 132  # one for each multiprocessor of a large card
 MOST_WARPS, _FEWEST_WARPS = 16, 8  # of a block; the fewest round A at once
+_WARPS_BESIDE = 14  # of each of two blocks that have 72 registers a thread, which is enough
 _RESERVED = 2 << 10  # bytes of shared memory that two blocks have for themselves
 _SHARED = 200 << 10  # bytes that a block takes at most, of a card that has them
 
@@ -163,8 +164,9 @@ def products(
     of_norm, vectorized = norm_argument(a, k, norm)
     p = plan(parts, share_out([p.w.size for p in parts], BLOCKS), rows, k, vectorized)
     ends = tuple(np.int64(n) for n in np.cumsum(p.blocks))
+    run = _kernel(p.kinds, norm is not None, _has_room_beside(p))
     return launch(
-        _kernel(p.kinds, norm is not None), int(ends[-1]), 32 * p.n_warps, stream,
+        run, int(ends[-1]), 32 * p.n_warps, stream,
         tuple(map(part_argument, parts, p.cuts)), ends, a, k, p.layout, of_norm,
         shared_bytes=p.n_bytes,
     )  # fmt: skip
@@ -312,8 +314,16 @@ def by_kind(line: str, n_kinds: int, room: str = "    ") -> str:
     )
 
 
+def _has_room_beside(p: LaunchPlan) -> bool:
+    """Whether a block leaves the next launch's, of any kind, half of a multiprocessor's registers:
+    with one row of A and few bits a weight. With Q8_0 the memory is busy, and what begins early
+    takes its bandwidth from the launch that is waited for."""
+    bits = max(8 * kind.unit.n_bytes / (GROUP * kind.unit.n_groups) for kind in p.kinds)
+    return p.kinds[0].rows == 1 and bits < 8 and p.n_warps <= _WARPS_BESIDE
+
+
 @cache
-def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
+def _kernel(kinds: tuple[DotShape, ...], has_norm: bool, has_room_beside: bool) -> Any:
     # In rows of A and units of a row all are alike, as k is; a gated product is alone.
     of_a = kinds[0]
     names: dict[str, Any] = {
@@ -327,10 +337,8 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool) -> Any:
     for i, kind in enumerate(dict.fromkeys(kinds)):
         names |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
     source = compile_closure(_source(kinds), "multiply", names)
-    run = kernel(
-        source, most_threads=32 * MOST_WARPS, shared_bytes=shared_bytes(),
-        least_blocks=2 if of_a.rows == 1 else 1,  # the next launch's begins beside it
-    )  # fmt: skip
+    most, least = (_WARPS_BESIDE, 2) if has_room_beside else (MOST_WARPS, 1)
+    run = kernel(source, 32 * most, shared_bytes(), least_blocks=least)
     return begins_early(run, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 
 

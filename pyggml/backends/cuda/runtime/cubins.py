@@ -98,8 +98,11 @@ class _FunctionsByCard(dict[int, Any]):
 class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
     """Numba's hook for the kernels of one function: it asks for a signature, or hands a kernel."""
 
-    def __init__(self, function: Callable, shared_bytes: int = 0) -> None:
-        self._function, self._shared_bytes = function, shared_bytes
+    def __init__(
+        self, function: Callable, shared_bytes: int = 0, bounds: tuple[int, int] = (0, 1)
+    ) -> None:
+        """bounds: most threads of a block, and blocks, for which registers must be enough"""
+        self._function, self._shared_bytes, self._bounds = function, shared_bytes, bounds
 
     def path(self, argtypes: tuple[Any, ...]) -> Path | None:
         """The file of the kernel of these argument types; None if none can be kept."""
@@ -112,7 +115,7 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
             return None
         card = get_current_device()
         capabilities = tuple(card.compute_capability), own_of(card)
-        text = json.dumps([function, capabilities, str(argtypes)])
+        text = json.dumps([function, capabilities, str(argtypes), self._bounds])
         return folder / f"{self._function.__name__}-{hashlib.sha256(text.encode()).hexdigest()}"
 
     def _ready(self, kernel: Any) -> Any:

@@ -24,7 +24,10 @@ memory is written later.
 
 There a multiprocessor has room for two such blocks, one of this launch and one of the next, and
 never for three: else two of the next share the first that is free. And all such kernels have one
-carve-out (`driver.allow_shared`). Cards before Hopper (compute capability 9.0) have no such launch.
+carve-out (`driver.allow_shared`). Registers count for each quarter of a multiprocessor, as its
+warps do: of two kernels with 96 each, twelve warps and nine find no room beside each other. Where a
+single block of a launch begins late, all of its blocks have awaited others a microsecond later.
+Cards before Hopper (compute capability 9.0) have no such launch.
 """
 
 from collections.abc import Callable, Iterable
