@@ -106,6 +106,7 @@ from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_m
 from pyggml.ops.optim import accumulate, clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
 from pyggml.ops.optim_8bit import opt_step_adamw_8bit
 from pyggml.ops.optim_half import opt_step_half
+from pyggml.ops.product.gated import mul_mat_gated
 from pyggml.ops.product.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
 from pyggml.ops.product.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.product.rescale import rescale
@@ -132,17 +133,17 @@ __all__ = [
     "get_rows_back", "group_norm", "group_norm_back", "halve", "hardsigmoid", "hardswish", "im2col",
     "l2_norm", "l2_norm_back", "leaky_relu", "likeliest", "linear_cross_entropy",
     "linear_cross_entropy_by_row", "linear_soft_cross_entropy", "log", "log_temperature", "mean",
-    "mul", "mul_mat", "mul_mat_add", "mul_mat_id", "mul_mat_id_back", "mul_mat_low_rank", "narrow",
-    "neg", "norm", "norm_back", "opt_step_adamw", "opt_step_adamw_8bit", "opt_step_half",
-    "opt_step_lion", "opt_step_sgd", "out_prod", "out_prod_add", "out_prod_id", "out_prod_low_rank",
-    "out_prod_low_rank_add", "pad", "pad_reflect_1d", "permute", "pool_1d", "pool_2d", "reglu",
-    "relu", "repeat", "repeat_back", "rescale", "rescale_back", "rescale_back_out_prod",
-    "rescale_back_out_prod_id", "rescale_back_rows", "reshape", "rms_norm", "rms_norm_back",
-    "rms_norm_mul", "rms_norm_mul_back", "rms_norm_mul_back_w", "roll", "rope", "rope_apply",
-    "rope_apply_back", "rope_table", "round_", "rwkv_wkv6", "rwkv_wkv7", "scale", "set_",
-    "set_rows", "sgn", "sigmoid", "silu", "silu_back", "sin", "soft_cross_entropy", "soft_max",
-    "soft_max_back", "softplus", "solve_tri", "split", "sqr", "sqrt", "ssm_conv", "ssm_scan",
-    "step", "sub", "sum_", "sum_rows", "swiglu", "swiglu_back", "swiglu_clamp", "swiglu_oai",
-    "tanh", "timestep_embedding", "top_k", "transpose", "tri", "trunc", "uniform_noise", "upscale",
-    "view", "window_span", "xielu",
+    "mul", "mul_mat", "mul_mat_add", "mul_mat_gated", "mul_mat_id", "mul_mat_id_back",
+    "mul_mat_low_rank", "narrow", "neg", "norm", "norm_back", "opt_step_adamw",
+    "opt_step_adamw_8bit", "opt_step_half", "opt_step_lion", "opt_step_sgd", "out_prod",
+    "out_prod_add", "out_prod_id", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
+    "pad_reflect_1d", "permute", "pool_1d", "pool_2d", "reglu", "relu", "repeat", "repeat_back",
+    "rescale", "rescale_back", "rescale_back_out_prod", "rescale_back_out_prod_id",
+    "rescale_back_rows", "reshape", "rms_norm", "rms_norm_back", "rms_norm_mul",
+    "rms_norm_mul_back", "rms_norm_mul_back_w", "roll", "rope", "rope_apply", "rope_apply_back",
+    "rope_table", "round_", "rwkv_wkv6", "rwkv_wkv7", "scale", "set_", "set_rows", "sgn", "sigmoid",
+    "silu", "silu_back", "sin", "soft_cross_entropy", "soft_max", "soft_max_back", "softplus",
+    "solve_tri", "split", "sqr", "sqrt", "ssm_conv", "ssm_scan", "step", "sub", "sum_", "sum_rows",
+    "swiglu", "swiglu_back", "swiglu_clamp", "swiglu_oai", "tanh", "timestep_embedding", "top_k",
+    "transpose", "tri", "trunc", "uniform_noise", "upscale", "view", "window_span", "xielu",
 ]  # fmt: skip
