@@ -6,6 +6,7 @@ with a group of rows, and takes the unit of them while they are in the first cac
 same: a sum runs along all of k, each number of the unit is of one of gate and one of up.
 """
 
+import hashlib
 from functools import cache
 
 import numpy as np
@@ -111,10 +112,14 @@ def _unit_text(name: str, loop: str, result: str) -> str:
 
 @cache
 def _unit_code(unit: Formula, is_narrow: bool) -> Code:
+    """That of a unit, whose name says what its text is."""
     loop = compiled_loop(unit, (F32, F32), of_results=(BF16,) if is_narrow else (F32,))
-    name = f"{loop.__name__}_of_both"
-    text = _unit_text(name, loop.__name__, "narrow_c" if is_narrow else "c")
-    return task_code(GatedProduct, n_integers=5)(define(text, name, {loop.__name__: loop}))
+    names = {loop.__name__: loop, "__name__": __name__}
+    result = "narrow_c" if is_narrow else "c"
+    digest = hashlib.sha256(_unit_text("", loop.__name__, result).encode()).hexdigest()[:12]
+    name = f"{unit.name}_of_both_{digest}"
+    code = define(_unit_text(name, loop.__name__, result), name, names)
+    return task_code(GatedProduct, n_integers=5)(code)
 
 
 # -- what a node of it declares -------------------------------------------------------------------
@@ -157,9 +162,9 @@ def call_of(p: Problem, gate: Operands, up: np.ndarray, unit: Formula) -> Call:
     team, n_tasks = teams(-(-p.n // columns), n_groups, len(scratch["panels"]))
     (w, rounds), (other, _) = (matrix(b, p.weight_type, p.row, False) for b in (gate.b, up))
     f = GatedProduct(
-        c=_NO_FLOATS if is_narrow else c, narrow_c=c.view(np.uint16), a=flat(gate.a), lda=gate.lda, w=w,
-        up=other, m=p.m, n=p.n, k=p.k, accumulate=False, unit=_unit_code(unit, is_narrow).address, a_is_narrow=p.a_is_narrow, rounds=rounds,
-        columns=columns, **team, **scratch,
+        c=_NO_FLOATS if is_narrow else c, narrow_c=c.view(np.uint16), a=flat(gate.a), lda=gate.lda,
+        w=w, up=other, m=p.m, n=p.n, k=p.k, accumulate=False, a_is_narrow=p.a_is_narrow,
+        unit=_unit_code(unit, is_narrow).address, rounds=rounds, columns=columns, **team, **scratch,
     )  # fmt: skip
     packed = scratch.pop("packed_a")
     taken, own, each = whole(team["taken"], False), of_threads(scratch), PACKED_ROWS
