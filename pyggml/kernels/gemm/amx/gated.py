@@ -164,7 +164,8 @@ def call_of(p: Problem, gate: Operands, up: np.ndarray, unit: Formula) -> Call:
     f = GatedProduct(
         c=_NO_FLOATS if is_narrow else c, narrow_c=c.view(np.uint16), a=flat(gate.a), lda=gate.lda,
         w=w, up=other, m=p.m, n=p.n, k=p.k, accumulate=False, a_is_narrow=p.a_is_narrow,
-        unit=_unit_code(unit, is_narrow).address, rounds=rounds, columns=columns, **team, **scratch,
+        unit=_unit_code(unit, is_narrow).address, rounds=rounds, columns=columns,
+        **(team | scratch),
     )  # fmt: skip
     packed = scratch.pop("packed_a")
     taken, own, each = whole(team["taken"], False), of_threads(scratch), PACKED_ROWS
