@@ -2,11 +2,11 @@
 
 mul_mat_gated(g, u, x, unit)    y = unit(x·gᵀ, x·uᵀ)
 
-g and u (N, K) of one type, x (T, K) float32; unit names an op of gate and up without settings:
-swiglu, geglu, … The CPU puts it in graphs (pyggml.backends.cpu.rewrites.gated_products).
+g and u (N, K) of one type, x (T, K) float32; unit names an op of gate and up without settings, one
+of UNITS. The CPU puts it in graphs (pyggml.backends.cpu.rewrites.gated_products).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -14,16 +14,20 @@ from pyggml.errors import ShapeError
 from pyggml.formulas.formula import Formula
 from pyggml.graph.call import Call, one_by_one
 from pyggml.graph.dtypes import BF16, F32
-from pyggml.graph.op import OPS, NoGrad, Sample, Spec, op
+from pyggml.graph.op import NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.formulas import loop_of
 from pyggml.kernels.gemm.amx import gated
 from pyggml.kernels.kernel import Compute, Site, cpu_kernel
-from pyggml.ops.activation.glu import SWIGLU
+from pyggml.ops.activation.glu import GEGLU, GEGLU_ERF, GEGLU_QUICK, REGLU, SWIGLU
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.ops.product.problem import weight_problem
+
+UNITS: Mapping[str, Formula] = {
+    op.name: op.formula for op in (SWIGLU, REGLU, GEGLU, GEGLU_QUICK, GEGLU_ERF) if op.formula
+}
 
 
 def mul_mat_gated(g: Tensor, u: Tensor, x: Tensor, unit: str = SWIGLU.name) -> Tensor:
@@ -34,16 +38,9 @@ def mul_mat_gated(g: Tensor, u: Tensor, x: Tensor, unit: str = SWIGLU.name) -> T
     return MUL_MAT_GATED(g, u, x, unit=unit)
 
 
-def unit_of(name: str) -> Formula | None:
-    """The formula of a unit of gate and up that has no settings; None if this names none."""
-    of = OPS[name].formula if name in OPS else None
-    fits = of is not None and of.sources == ("gate", "up") and not (of.settings or of.of_rows)
-    return of if fits else None
-
-
 def _spec(g: Tensor, u: Tensor, x: Tensor, unit: str) -> Spec:
-    if unit_of(unit) is None:
-        raise ShapeError(f"mul_mat_gated: unit is {unit!r}, wanted one of gate and up")
+    if unit not in UNITS:
+        raise ShapeError(f"mul_mat_gated: unit is {unit!r}, wanted one of {', '.join(UNITS)}")
     expect_axes("mul_mat_gated", "g", g, 2)
     (n, k), m = g.shape, x.shape[0] if x.shape else 0
     expect("mul_mat_gated", "u", u, (n, k), g.dtype)
@@ -64,8 +61,8 @@ def _scratch(node: Tensor, compute: Compute) -> int:
 
 def _run(site: Site) -> Call:
     """One kernel on tiles; else the products, one after the other, and the unit."""
-    p, (g, u, x), unit = _problem(site.node, site.compute), site.src, unit_of(*site.scalars)
-    assert unit is not None
+    p, (g, u, x) = _problem(site.node, site.compute), site.src
+    unit = UNITS[site.node.params["unit"]]
     if gated.takes(p):
         return gated.call_of(p, gemm.Operands(site.out, x, g, site.scratch, False), u, unit)
     own = gemm.scratch_bytes(p)
@@ -80,9 +77,7 @@ def _run(site: Site) -> Call:
 
 
 def _ref(g: np.ndarray, u: np.ndarray, x: np.ndarray, unit: str) -> np.ndarray:
-    of = unit_of(unit)
-    assert of is not None
-    return np.asarray(of(x @ g.T, x @ u.T))
+    return np.asarray(UNITS[unit](x @ g.T, x @ u.T))
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:

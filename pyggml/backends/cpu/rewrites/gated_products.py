@@ -4,38 +4,38 @@ Where tiles multiply, the unit is taken of what a task has just multiplied: a pr
 are never written (pyggml.kernels.gemm.amx.gated). The bits are the same.
 """
 
-from collections.abc import Iterator
+from functools import cache, partial
 
 from pyggml.graph.dtypes import F32
 from pyggml.graph.pattern import Match, Pattern
+from pyggml.graph.rewrite import Replacements
 from pyggml.graph.table import Rewrite
-from pyggml.graph.tensor import Tensor
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm.amx import gated
 from pyggml.kernels.gemm.amx.product import MANY
 from pyggml.kernels.kernel import Compute
-from pyggml.ops.product.gated import MUL_MAT_GATED, unit_of
+from pyggml.ops.product.gated import MUL_MAT_GATED, UNITS
 from pyggml.ops.product.problem import problem_of
 
-_UNITS = ("swiglu", "reglu", "geglu", "geglu_quick", "geglu_erf")
 _PATTERN = "gate = mul_mat(g, x); up = mul_mat(u, x); y = UNIT(gate, up)"
 
 
-def gated_products(compute: Compute) -> Iterator[Rewrite]:
+@cache
+def gated_products(compute: Compute) -> tuple[Rewrite, ...]:
     """A rewrite for each unit."""
-    assert all(map(unit_of, _UNITS))
+    holds = partial(_are_on_tiles, compute=compute)
+    patterns = {unit: Pattern(_PATTERN.replace("UNIT", unit)) for unit in UNITS}
+    return tuple(Rewrite(p, holds, partial(_joint, unit=u)) for u, p in patterns.items())
 
-    def holds(m: Match) -> bool:
-        are_leaves = m.g.root.op is None and m.u.root.op is None and m.g.dtype is not F32
-        are_alike = (m.g.dtype, m.g.shape) == (m.u.dtype, m.u.shape)
-        if not (are_leaves and are_alike and len(m.g.shape) == len(m.x.shape) == 2):
-            return False
-        p = problem_of("mul_mat", m.gate, m.x, compute)
-        return gemm.path_of(p) is MANY and gated.takes(p)
 
-    for unit in _UNITS:
+def _are_on_tiles(m: Match, compute: Compute) -> bool:
+    are_leaves = m.g.root.op is None and m.u.root.op is None and m.g.dtype is not F32
+    are_alike = (m.g.dtype, m.g.shape) == (m.u.dtype, m.u.shape)
+    if not (are_leaves and are_alike and len(m.g.shape) == len(m.x.shape) == 2):
+        return False
+    p = problem_of("mul_mat", m.gate, m.x, compute)
+    return gemm.path_of(p) is MANY and gated.takes(p)
 
-        def one(m: Match, unit: str = unit) -> dict[Tensor, Tensor]:
-            return {m.y: MUL_MAT_GATED(m.g, m.u, m.x, unit=unit)}
 
-        yield Rewrite(Pattern(_PATTERN.replace("UNIT", unit)), holds, one)
+def _joint(m: Match, unit: str) -> Replacements:
+    return {m.y: MUL_MAT_GATED(m.g, m.u, m.x, unit=unit)}
