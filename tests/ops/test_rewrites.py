@@ -452,3 +452,10 @@ def test_up_that_is_read_and_products_of_few_rows_stay_apart(tiles):
     for graph in gated(ops.swiglu, is_read=True), gated(ops.swiglu, n_tokens=20):
         assert names(rewrites.rewritten(graph, "bf16")).count("mul_mat") == 3
     assert names(rewrites.rewritten(gated(ops.swiglu), "f32")).count("mul_mat") == 3
+
+
+@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
+def test_on_many_threads_gate_and_up_stay_apart(tiles, monkeypatch):
+    graph = gated(ops.swiglu)
+    monkeypatch.setattr(threads, "most", lambda: 17)
+    assert names(rewrites.rewritten(graph, "bf16")).count("mul_mat") == 3
