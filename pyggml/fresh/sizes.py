@@ -59,6 +59,7 @@ _DELTA_NET, _KDA = "attention.recurrent_layers", "kda.head_dim"
 _SECTIONS = "rope.dimension_sections"
 _HEADS, _KEY_HEADS = "attention.head_count", "attention.head_count_kv"
 _DEPTH_OF_EXAMPLES = 2
+_ONLY_DEPTH = {"baichuan": 32}  # by others llama.cpp turns nothing: it has no positions then
 _FIRST_MAMBAS = "mamba", "jamba"
 _MOST_WIDTH = 1 << 14
 _FILE_TYPE = "general.file_type"  # which follows from what is written
@@ -232,6 +233,8 @@ class _Sizer:
         own = self._keys.get(self._full(_DEPTH))
         if type(own) is int and own > 0:
             return range(own, own + 1)
+        if only := _ONLY_DEPTH.get(self._of.name):
+            return range(only, only + 1)
         width, least = min(width, _MOST_WIDTH), self._n_example
         return range(max(least, width // _FLATTEST), max(least, width // _DEEPEST) + 1)
 

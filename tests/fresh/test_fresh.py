@@ -132,6 +132,11 @@ def test_first_numbers_of_rwkv():
     np.testing.assert_allclose(key @ key.T, 0.01 * np.eye(n), atol=1e-6)
 
 
+def test_a_baichuan_has_the_layers_by_which_llama_cpp_rotates():
+    metadata = hyperparameters("baichuan", 4 * 10**6, N_VOCAB, 64)
+    assert metadata["baichuan.block_count"] == 32
+
+
 def test_a_hybrid_has_a_layer_of_each_kind_as_llama_cpp_wants():
     for keys in ({}, {"lfm2.block_count": 5}):
         metadata = hyperparameters("lfm2", 900_000, N_VOCAB, 64, keys=keys)
