@@ -80,7 +80,10 @@ def stand_in(capability: tuple[int, int]) -> None:
 
 
 def code_of(kernel: Any, signature: Any, capability: tuple[int, int]) -> dict[str, int]:
-    ptx, _ = cuda.compile(kernel.py_func, signature, device=False, abi="numba", cc=capability)
+    ptx, _ = cuda.compile(
+        kernel.py_func, signature, device=False, abi="numba", cc=capability,
+        launch_bounds=kernel.targetoptions.get("launch_bounds"),  # which bound its registers
+    )  # fmt: skip
     with TemporaryDirectory() as folder:
         source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
