@@ -2,8 +2,8 @@
 the same card.
 
 usage: from_scratch.py --torch-python PATH/TO/python [--shape characters|10M|0.6B] [--rounds 20]
-                       [--threads 2] [--batch N] [--device cpu|cuda] [--sides A,B] [--ops]
-                       [--apart N]
+                       [--threads 2] [--batch N] [--layers N] [--device cpu|cuda]
+                       [--sides A,B] [--ops] [--apart N]
 
 characters is nanoGPT's model for CPUs (4 layers of width 128, 12 × 64 tokens, 65 of a vocabulary),
 10M has 5 layers of width 384, 2,048 tokens and 8 × 256, 0.6B is Qwen3's with 512. All tensors train
@@ -78,7 +78,7 @@ def write_model(s: Shape, path: Path) -> None:
     from pyggml.fresh import Fresh, hyperparameters, write
 
     if s.size:
-        make_model.write(path, SIZES[s.size], "BF16")
+        make_model.write(path, SIZES[s.size], "BF16", s.n_layer)
         return
     sizes = {"block_count": s.n_layer, "embedding_length": s.width, "feed_forward_length": s.n_ff}
     heads = {"attention.head_count": s.n_head, "attention.head_count_kv": s.n_head}
@@ -198,7 +198,7 @@ def of_torch(s: Shape, options: argparse.Namespace) -> Side:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The median step of one side."""
     s = SHAPES[options.shape]
-    s = s._replace(batch=options.batch or s.batch)
+    s = s._replace(batch=options.batch or s.batch, n_layer=options.layers or s.n_layer)
     side = (of_pyggml if options.side in OF_OURS else of_torch)(s, options)
     n_steps = 1 if s.size and options.device == "cpu" else N_STEPS
     side.step()
@@ -212,6 +212,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "side": options.side,
         "shape": options.shape,
+        "layers": s.n_layer,
         "batch": s.batch,
         "ctx": s.n_ctx,
         "seconds": round(seconds, 5),
@@ -226,7 +227,8 @@ def race(options: argparse.Namespace) -> None:
     """All sides in turn; they get ready at the same time, or --apart each when its turn comes."""
     common = ["--shape", options.shape, "--rounds", str(options.rounds)]
     common += ["--threads", str(options.threads), "--device", options.device]
-    common += ["--batch", str(options.batch)] + ["--ops"] * options.ops
+    common += ["--batch", str(options.batch), "--layers", str(options.layers)]
+    common += ["--ops"] * options.ops
     sides = options.sides.split(",")
 
     def start(side: str) -> Runner:
@@ -256,6 +258,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=0, help="sequences of a step")
+    parser.add_argument("--layers", type=int, default=0, help="blocks, where all have no room")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--apart", type=int, default=0, help="processes of each side, one by one")
     parser.add_argument("--ops", action="store_true", help="where a card's time goes")

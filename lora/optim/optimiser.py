@@ -9,7 +9,7 @@ import numpy as np
 
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
-from pyggml.graph.arrays import write
+from pyggml.graph.arrays import array, write
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.op import Op
 from pyggml.graph.tensor import Tensor, zeros
@@ -17,8 +17,9 @@ from pyggml.jit import compile_for
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim.whole_gradient import WholeGradient, gather_whole
-from pyggml.ops import clip_norm, opt_step_half
+from pyggml.ops import clip_factor, clip_norm, opt_step_half
 from pyggml.ops.arithmetic.dropout import DRAW, draw_words
+from pyggml.ops.optim import CLIPPED
 from pyggml.runtime import Arenas, Devices, Program, bind, schedule
 
 _LONGEST = 1e19  # its square, 1e38, is a float32
@@ -46,7 +47,13 @@ class FlatOptimiser(ABC):
     ) -> None:
         self.config, self.parameters, self._devices = config, parameters, devices or Devices()
         rates = {rate for *_, rate in parameters.groups}
-        self._settings = {rate: zeros((self.n_settings,), F32, "settings") for rate in rates}
+        # On the host alone a step of a whole group reads the gradient as it is, and clips it.
+        by_tensor = self.is_by_tensor or parameters.has_halves or config.step_in_backward
+        alone = not (by_tensor or self._devices.have_copies)
+        self._clips = alone and self.op in CLIPPED
+        n = self.n_settings + self._clips
+        self._settings = {rate: zeros((n,), F32, "settings") for rate in rates}
+        self._factor = 1.0  # of the gradient, in the next step that clips
         self._draw = zeros((DRAW,), I32, "draw")
         self._streams = {name: i for i, name in enumerate(parameters.tensors)}
 
@@ -80,7 +87,8 @@ class FlatOptimiser(ABC):
         return opt_step_half(op, data, *sources, self._draw, stream=self._streams[name])
 
     def clip(self) -> float:
-        """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
+        """Have the next step shorten the gradient to `config.clip` if it is longer; returns its
+        length. The gradient itself is shortened unless the step reads it as it is."""
         return self.begin_clip()()
 
     def begin_clip(self) -> Callable[[], float]:
@@ -92,8 +100,9 @@ class FlatOptimiser(ABC):
         (norm,) = clip.schedule.graph.outputs
         return partial(self._end_clip, clip.begin_read(norm))
 
-    def _end_clip(self, norm: Callable[[], np.ndarray]) -> float:
-        length = float(norm()[0])
+    def _end_clip(self, read: Callable[[], np.ndarray]) -> float:
+        length, *factor = map(float, read())
+        self._factor = factor[0] if factor else 1.0
         is_clipped = self.config.clip and length >= np.float32(self.config.clip)
         if self._whole_gradient is not None and is_clipped:
             self._whole_gradient.spread()
@@ -122,13 +131,16 @@ class FlatOptimiser(ABC):
     def update(self) -> None:
         """The same, of the step that has begun."""
         _, *updates = self._programs
+        for settings in self._settings.values() if self._clips else ():
+            array(settings)[-1] = self._factor
+        self._factor = 1.0
         for update in updates:
             update()
 
     def begin(self, lr: float, n: int) -> None:
         """Give all nodes the settings of step n."""
         for rate, settings in self._settings.items():
-            write(settings, self.settings(rate * lr, n))
+            write(settings, (*self.settings(rate * lr, n), *[1.0] * self._clips))
         write(self._draw, draw_words(self.config.seed ^ _NOT_OF_DROPOUT, n))
 
     def compile(self) -> None:
@@ -153,7 +165,8 @@ class FlatOptimiser(ABC):
         (whole, *_), of_norm = self.parameters.buffers["gradient"], self._devices
         if self._whole_gradient is not None:
             whole, of_norm = self._whole_gradient.whole, self._whole_gradient.devices
-        norms = [schedule(Graph.of(clip_norm(whole, self.config.clip)), of_norm)]
+        clip = clip_factor if self._clips else clip_norm
+        norms = [schedule(Graph.of(clip(whole, self.config.clip)), of_norm)]
         schedules = norms + [schedule(g, self._devices) for g in self._graphs()]
         arenas = Arenas(*schedules)
         return [bind(each, arenas=arenas) for each in schedules]
@@ -173,4 +186,4 @@ class FlatOptimiser(ABC):
             yield from (self.step_of(name, gradient) for name, gradient in p.gradients.items())
             return
         for rate, parts in p.pieces("data", "gradient", *self.moments):
-            yield self.op(*parts, self._settings[rate])
+            yield (CLIPPED[self.op] if self._clips else self.op)(*parts, self._settings[rate])

@@ -103,7 +103,14 @@ from pyggml.ops.norm.norm import (
     rms_norm_back,
 )
 from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
-from pyggml.ops.optim import accumulate, clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
+from pyggml.ops.optim import (
+    accumulate,
+    clip_factor,
+    clip_norm,
+    opt_step_adamw,
+    opt_step_lion,
+    opt_step_sgd,
+)
 from pyggml.ops.optim_8bit import opt_step_adamw_8bit
 from pyggml.ops.optim_half import opt_step_half
 from pyggml.ops.product.gated import mul_mat_gated
@@ -123,7 +130,8 @@ from pyggml.ops.recurrent.wkv import gated_linear_attn, rwkv_wkv6, rwkv_wkv7
 
 __all__ = [
     "OPS", "abs_", "acc", "accumulate", "add", "add1", "add_id", "add_inplace", "advance", "after",
-    "arange", "argmax", "argsort", "ceil", "chunk_span", "clamp", "clip_norm", "col2im_1d",
+    "arange", "argmax", "argsort", "ceil", "chunk_span", "clamp", "clip_factor", "clip_norm",
+    "col2im_1d",
     "concat", "cont", "conv_1d", "conv_2d", "conv_2d_direct", "conv_2d_dw", "conv_transpose_1d",
     "conv_transpose_2d", "cos", "count_equal", "cpy", "cross_entropy_by_row", "cross_entropy_loss",
     "cross_entropy_loss_back", "cross_entropy_rows", "cross_entropy_rows_back", "cumsum", "detach",

@@ -2,11 +2,14 @@
 the gradient's norm can be limited.
 
 clip_norm        n = ‖g‖,  g = g·min(1, limit / n)
+clip_factor      n = ‖g‖ and f = min(1, limit / n); g stays
 opt_step_adamw   m = β1·m + (1 − β1)·g,  v = β2·v + (1 − β2)·g²
                  p = p·(1 − α·wd) − α·(m·β1h) / (√(v·β2h) + ε)      (Loshchilov, Hutter 2019)
 opt_step_lion    p = p·(1 − α·wd) − α·sign(β1·m + (1 − β1)·g),  m = β2·m + (1 − β2)·g
                                                                         (Chen et al. 2023)
 opt_step_sgd     p = p·(1 − α·wd) − α·g
+opt_step_NAME_clipped   the step by f·g, where f is one more setting, the last: a gradient that is
+                        longer than memory is fast is neither written nor read once more for it
 accumulate       Σ = Σ + g, or 0 + g where a sum begins: of the gradients before the step
 
 The settings are data, not parameters of the node, so that one plan serves every step. AdamW takes
@@ -16,10 +19,13 @@ pyggml/ops/formulas.py.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from math import isfinite, prod, sqrt
 
 import numpy as np
 
+from pyggml.formulas.expression import rebuild, symbol
 from pyggml.formulas.formula import Formula, formula
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
@@ -42,6 +48,15 @@ def clip_norm(g: Tensor, limit: float) -> Tensor:
     """
     expect_gapless("clip_norm", "g", g)
     return CLIP_NORM(g, limit=float(limit))
+
+
+def clip_factor(g: Tensor, limit: float) -> Tensor:
+    """The Euclidean norm of g and the factor that makes a longer g as long as `limit`, F32 (2,).
+
+    The factor is 1 with limit 0, or a norm that is not finite. g is F32 without gaps.
+    """
+    expect_gapless("clip_factor", "g", g)
+    return CLIP_FACTOR(g, limit=float(limit))
 
 
 def opt_step_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor) -> Tensor:
@@ -93,10 +108,10 @@ def adamw_settings(
 # -- clip_norm ----------------------------------------------------------------------------------
 
 
-def _clip_spec(g: Tensor, limit: float) -> Spec:
-    expect_type("clip_norm", "g", g)
-    expect_number("clip_norm", "limit", limit)
-    return Spec((1,))
+def _clip_spec(name: str, n: int, g: Tensor, limit: float) -> Spec:
+    expect_type(name, "g", g)
+    expect_number(name, "limit", limit)
+    return Spec((n,))
 
 
 @parallel
@@ -114,22 +129,36 @@ def _clip_pieces(sums, g, factor):
             sums[i] = total
 
 
-def _clip(out: np.ndarray, g: np.ndarray, sums: np.ndarray, limit: float) -> None:
+def _norm_and_factor(g: np.ndarray, sums: np.ndarray, limit: float) -> tuple[float, np.float32]:
     """The pieces have a fixed length: the norm is the same at any number of threads."""
     _clip_pieces(sums, g, np.float32(0))
     norm = sqrt(float(sums.sum()))
-    out[0] = norm
-    if limit and isfinite(norm) and norm > limit:
-        _clip_pieces(sums, g, np.float32(limit / norm))
+    is_longer = limit and isfinite(norm) and norm > limit
+    return norm, np.float32(limit / norm if is_longer else 1)
+
+
+def _clip(out: np.ndarray, g: np.ndarray, sums: np.ndarray, limit: float) -> None:
+    out[0], factor = _norm_and_factor(g, sums, limit)
+    if factor != 1:
+        _clip_pieces(sums, g, factor)
+
+
+def _clip_factor(out: np.ndarray, g: np.ndarray, sums: np.ndarray, limit: float) -> None:
+    out[:] = _norm_and_factor(g, sums, limit)
 
 
 def _n_pieces(node: Tensor) -> int:
     return -(-prod(node.src[0].shape) // SHARE)
 
 
-def _run_clip(site: Site) -> Call:
+def _run_clip(kernel: Callable[..., None], site: Site) -> Call:
     sums = site.scratch.view(np.float64)[: _n_pieces(site.node)]
-    return Call(_clip, site.out, site.src[0].reshape(-1), sums, site.node.params["limit"])
+    return Call(kernel, site.out, site.src[0].reshape(-1), sums, site.node.params["limit"])
+
+
+def _factor_ref(g: np.ndarray, limit: float) -> np.ndarray:
+    norm = np.linalg.norm(g)
+    return np.array([norm, min(1, limit / norm) if limit else 1])
 
 
 def _clip_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -139,14 +168,23 @@ def _clip_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 CLIP_NORM = op(
     name="clip_norm",
-    spec=_clip_spec,
+    spec=partial(_clip_spec, "clip_norm", 1),
     ref=lambda g, limit: np.array([np.linalg.norm(g)]),
     grad=_NO_LOSS,
     samples=_clip_samples,
     refuses={"limit": NONE_FROM_ZERO},
     changes=(0,),
 )
-cpu_kernel(CLIP_NORM, _run_clip, scratch=lambda node, compute: 8 * _n_pieces(node))
+CLIP_FACTOR = op(
+    name="clip_factor",
+    spec=partial(_clip_spec, "clip_factor", 2),
+    ref=_factor_ref,
+    grad=_NO_LOSS,
+    samples=_clip_samples,
+    refuses={"limit": NONE_FROM_ZERO},
+)
+for _op, _kernel in ((CLIP_NORM, _clip), (CLIP_FACTOR, _clip_factor)):
+    cpu_kernel(_op, partial(_run_clip, _kernel), scratch=lambda node, compute: 8 * _n_pieces(node))
 
 # -- steps --------------------------------------------------------------------------------------
 
@@ -185,6 +223,22 @@ def _step_op(of: Formula, ggml: GGMLOp, samples: Callable[..., Iterator[Sample]]
     return step
 
 
+def _clipped(of: Formula) -> Formula:
+    """The step by the gradient times one more setting."""
+    g, factor = symbol("g"), symbol("factor")
+    results = tuple(rebuild(of.results, {g: g * factor}))
+    settings = (*of.settings, "factor")
+    return replace(of, name=f"{of.name}_clipped", settings=settings, results=results)
+
+
+def _clipped_samples(
+    samples: Callable[..., Iterator[Sample]], rng: np.random.Generator
+) -> Iterator[Sample]:
+    for sample in samples(rng):
+        *arrays, settings = sample.arrays
+        yield Sample((*arrays, np.append(np.asarray(settings), 0.3)))
+
+
 def _adamw_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, n_step in [((1,), 1), ((5, 33), 1), ((3, 1700), 20)]:
         p, g, m = rng.standard_normal((3, *shape))
@@ -213,4 +267,10 @@ def _accumulate_samples(rng: np.random.Generator) -> Iterator[Sample]:
 OPT_STEP_ADAMW = _step_op(STEPS["opt_step_adamw"], GGMLOp.OPT_STEP_ADAMW, _adamw_samples)
 OPT_STEP_LION = _step_op(STEPS["opt_step_lion"], GGMLOp.CUSTOM, _lion_samples)
 OPT_STEP_SGD = _step_op(STEPS["opt_step_sgd"], GGMLOp.OPT_STEP_SGD, _sgd_samples)
+CLIPPED = {  # by the op of the step
+    step: _step_op(
+        _clipped(STEPS[step.name]), GGMLOp.CUSTOM, partial(_clipped_samples, step.samples)
+    )
+    for step in (OPT_STEP_ADAMW, OPT_STEP_LION, OPT_STEP_SGD)
+}
 ACCUMULATE = _step_op(formula(formulas.accumulate), GGMLOp.CUSTOM, _accumulate_samples)

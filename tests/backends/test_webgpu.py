@@ -28,11 +28,12 @@ from pyggml.runtime.choice import backends_of
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 # fmt: off
 WITHOUT_A_KERNEL = {
-    "acc", "accumulate", "advance", "arange", "argmax", "conv_2d_back_w", "conv_2d_direct",
-    "conv_transpose_2d", "count_equal", "cpy_into", "cumsum",
+    "acc", "accumulate", "advance", "arange", "argmax", "clip_factor", "conv_2d_back_w",
+    "conv_2d_direct", "conv_transpose_2d", "count_equal", "cpy_into", "cumsum",
     "cumsum_back", "diag", "diag_back", "gated_delta_net", "gated_delta_net_back",
     "gated_linear_attn", "get_rows_back_add", "group_norm", "group_norm_back", "im2col",
-    "im2col_back", "likeliest",
+    "im2col_back", "likeliest", "opt_step_adamw_clipped", "opt_step_lion_clipped",
+    "opt_step_sgd_clipped",
     "pad",
     "pad_back", "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
     "pool_max_back", "linear_cross_entropy_back_w", "mul_mat_gated",

@@ -62,6 +62,28 @@ def test_muon_takes_orthogonal_steps_of_matrices_and_adamw_s_of_the_rest():
         np.testing.assert_allclose(t.data, w.get(name, other.tensors[name].data), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adamw", "lion", "sgd"])
+def test_a_step_that_clips_has_the_bits_of_one_by_a_gradient_that_is_short(name):
+    """The gradient stays as it is; a step after it that nobody asked to clip does not."""
+    rng, shapes = np.random.default_rng(0), {"a": (70, 130), "b": (7,)}
+    g = rng.standard_normal((2, Parameters(shapes, rates={"b": 4}).gradient.size), np.float32)
+    clipped, plain = runs = [Parameters(shapes, rates={"b": 4}) for _ in range(2)]
+    for p, limit in zip(runs, (0.5, 0.0), strict=True):
+        config = TrainConfig(optimiser=name, weight_decay=0.1, clip=limit)
+        optimiser = OPTIMISERS[name](p, config)
+        p.data[:], p.gradient[:] = 1, g[0]
+        length = optimiser.clip()
+        assert length == pytest.approx(np.linalg.norm(g[0].astype(np.float64)), rel=1e-7)
+        if p is plain:
+            p.gradient *= np.float32(0.5 / np.sqrt((g[0].astype(np.float64) ** 2).sum()))
+        optimiser.step(0.01, 1)
+        assert np.array_equal(p.gradient, g[0]) == (p is clipped)
+        p.gradient[:] = g[1]
+        optimiser.step(0.01, 2)
+    for part in ("data", "m", "v"):
+        assert getattr(clipped, part).tobytes() == getattr(plain, part).tobytes()
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_learns_and_resumes_bit_for_bit(trainer_of, tmp_path, name):
     lr = 1.0 if name == "sgd" else 0.003

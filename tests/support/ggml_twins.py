@@ -268,7 +268,8 @@ WITHOUT = {
     "ggml searches the windows again, pyggml has kept where each maximum was": "pool_max_back",
     "ggml has the order of its graph for it": "after",
     "several nodes in ggml": """mul_mat_add mul_mat_gated out_prod_add get_rows_back_add
-        rms_norm_mul clip_norm""",
+        rms_norm_mul clip_norm clip_factor opt_step_adamw_clipped opt_step_lion_clipped
+        opt_step_sgd_clipped""",
     "LoRA's update within a product": """mul_mat_low_rank out_prod_low_rank
         out_prod_low_rank_add""",
     "ggml trains no scales of blocks": """rescale rescale_back rescale_back_rows

@@ -20,6 +20,7 @@ from pyggml.graph.tensor import as_leaf, leaf, zeros
 from pyggml.look.check import in_float64
 from pyggml.ops import OPS, repeat_back, set_rows
 from pyggml.ops.in_bf16 import bf16_op
+from pyggml.ops.optim import CLIPPED
 from pyggml.quants import dequantize
 from pyggml.runtime import Devices, results
 
@@ -173,6 +174,7 @@ def test_every_op_has_a_kernel():
     joint = {"swiglu_back", "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add"}
     joint |= {"mul_mat_gated", "linear_cross_entropy_back_w", "rescale_back_linear_cross_entropy"}
     joint |= {"rescale_back_out_prod_id", "get_rows_back_add", "accumulate"}
+    joint |= {"clip_factor", *(step.name for step in CLIPPED.values())}
     assert set(kernels()) == set(OPS) - views - joint
 
 
