@@ -3,6 +3,7 @@
 configure      make the tiles of this thread usable; every task does, as threads come and go
 release        give them up, so that switching between threads stores little again
 micro_product  C (SIDE, SIDE) (+)= A (SIDE, k · STEP) · B (k · STEP, SIDE)
+joint_product  the same of two such products, with C in tiles all along
 
 A tile of A is 16 rows of 32 bfloat16. A tile of B is 16 rows of 16 pairs: two numbers of k beside
 each other, 16 columns. A tile of C is 16 × 16 float32. A panel of B is its tiles without gaps: of
@@ -248,6 +249,26 @@ def _emit_step(b: Any, tiles: _Tiles, i: Any, last: Any, operands: _Operands, c_
             _emit_fetch(b, address, to_write)
 
 
+def _begin_sums(b: Any, tiles: _Tiles, corners: list[Any], ldc: Any, accumulate: Any) -> None:
+    with b.if_else(accumulate) as (old, new):
+        with old:
+            for tile, corner in enumerate(corners):
+                tiles.load(tile, corner, ldc)
+        with new:
+            for tile in range(4):
+                tiles.zero(tile)
+
+
+def _add_product(b: Any, tiles: _Tiles, c: Any, ldc: Any, operands: _Operands, k: Any) -> None:
+    """The sums in tiles += a product of k steps, one or more."""
+    operands.load(tiles, "b1", 6, I64(0))
+    last = b.sub(k, I64(1))
+    with cgutils.for_range(b, k) as loop:
+        row = b.and_(loop.index, ir.Constant(I64, SIDE - 1))
+        c_row = b.add(c, b.mul(row, ldc))
+        _emit_step(b, tiles, loop.index, last, operands, c_row)
+
+
 @instruction(
     lambda c, a, panel, k, accumulate: types.void(c, a, types.intp, types.intp, types.boolean)
 )
@@ -256,19 +277,30 @@ def micro_product(builder: Any, c: Any, a: Any, panel: Any, k: Any, accumulate: 
     counts steps, one or more. C is overwritten unless `accumulate`."""
     (c, ldc), (a, lda) = (cgutils.unpack_tuple(builder, x) for x in (c, a))
     tiles = _Registers(builder) if CHOSEN.tiles else _Emulated(builder)
-    operands, corners = _Operands(builder, a, lda, panel), _corners(builder, c, ldc)
-    with builder.if_else(accumulate) as (old, new):
-        with old:
-            for tile, corner in enumerate(corners):
-                tiles.load(tile, corner, ldc)
-        with new:
-            for tile in range(4):
-                tiles.zero(tile)
-    operands.load(tiles, "b1", 6, I64(0))
-    last = builder.sub(k, I64(1))
-    with cgutils.for_range(builder, k) as loop:
-        row = builder.and_(loop.index, ir.Constant(I64, SIDE - 1))
-        c_row = builder.add(c, builder.mul(row, ldc))
-        _emit_step(builder, tiles, loop.index, last, operands, c_row)
+    corners = _corners(builder, c, ldc)
+    _begin_sums(builder, tiles, corners, ldc, accumulate)
+    _add_product(builder, tiles, c, ldc, _Operands(builder, a, lda, panel), k)
+    for tile, corner in enumerate(corners):
+        tiles.store(tile, corner, ldc)
+
+
+@instruction(
+    lambda c, a, panel, k, d, thin, k_thin, accumulate: types.void(
+        c, a, types.intp, types.intp, d, types.intp, types.intp, types.boolean
+    )
+)
+def joint_product(
+    builder: Any, c: Any, a: Any, panel: Any, k: Any, d: Any, thin: Any, k_thin: Any,
+    accumulate: Any,
+) -> None:  # fmt: skip
+    """C (+)= A · B + D · E, as micro_product says; thin: E's panel, k_thin: its steps, which may be
+    none."""
+    (c, ldc), (a, lda), (d, ldd) = (cgutils.unpack_tuple(builder, x) for x in (c, a, d))
+    tiles = _Registers(builder) if CHOSEN.tiles else _Emulated(builder)
+    corners = _corners(builder, c, ldc)
+    _begin_sums(builder, tiles, corners, ldc, accumulate)
+    _add_product(builder, tiles, c, ldc, _Operands(builder, a, lda, panel), k)
+    with builder.if_then(builder.icmp_signed(">", k_thin, I64(0))):
+        _add_product(builder, tiles, c, ldc, _Operands(builder, d, ldd, thin), k_thin)
     for tile, corner in enumerate(corners):
         tiles.store(tile, corner, ldc)
