@@ -8,7 +8,8 @@ forward    y  = x · Wᵀ + t · Bᵀ    D · E is added to the finished sums
 backward   dx = s · A + dy · W     D · E is there before the first sum
 
 In this order products one after the other would add them: the bits are the same. A sum runs along
-R and is then added to C.
+R and is then added to C. On Intel's tiles D · E is more steps of the same sums, whose bits differ
+(pyggml.kernels.gemm.amx.product).
 """
 
 from typing import Any

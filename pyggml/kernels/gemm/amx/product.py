@@ -5,7 +5,7 @@ backward   dx = dy · W     two rows of W at a time: they are shuffled into B's 
 
 What is added beside it, D · E (pyggml.kernels.gemm.beside), is a few steps of k more, while C is in
 tiles: both are split, x = hi + lo, and D · E = hi·hi + lo·hi + hi·lo is off by 2^−16 of what is
-summed. With vectors, C would be read and written once more, which took 0.15 of a product's time.
+summed. With vectors C would be read and written once more, up to 0.15 of a product's time.
 
 A is rounded once, row by row, as tiles take it, also where it lies in columns (dW = dyᵀ · x). A
 task unpacks some columns of B, a part of k at a time, and multiplies with them those groups of rows
@@ -55,6 +55,7 @@ from pyggml.kernels.gemm.amx.tiles import (
 )
 from pyggml.kernels.gemm.beside import LowRankPart, besides, fields_of, round_all
 from pyggml.kernels.gemm.frames import Product, columns_from, rows_from
+from pyggml.kernels.gemm.microkernel import fetch
 from pyggml.kernels.gemm.panels import rounded_up
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.kernels.gemm.teams import Team, columns_of, take_group, team_arrays, teams
@@ -151,12 +152,15 @@ def _multiply(f, task, thread, columns, k0, k):
     thin_steps = f.thin_rows.shape[1] // STEP if is_last else 0
     if thin_steps > 0:
         _thin_panels(f, thread, columns)
+    rounds, before = is_last and f.rounded.size > 0, np.int64(-1)
     i, g = 0, take_group(f, task, thread, 0, k0 == 0)
     while g >= 0:
         a = RowAddress(f.packed_a.ctypes.data + g * SIDE * lda + 2 * k0, lda)
         n_rows = min(SIDE, f.m - g * SIDE)
         if thin_steps > 0:
             _split_group(f, thread, g * SIDE, n_rows)
+        for row in range(g * SIDE, g * SIDE + n_rows if rounds else 0):
+            fetch(f.rounded[row * f.n + columns[0] :].ctypes.data, 2 * (columns[1] - columns[0]))
         for column in range(columns[0], columns[1], SIDE):
             j = (column - columns[0]) // SIDE
             b, e = panels[j].ctypes.data, thin[j].ctypes.data
@@ -166,10 +170,12 @@ def _multiply(f, task, thread, columns, k0, k):
             joint_product(to, a, b, steps, d, e, thin_steps, inside and added)
             if not inside:
                 _put_edge(c, start, f.n, edge, n_rows, n, added)
-        if is_last and f.rounded.size > 0:
-            _round(f, g * SIDE, n_rows, columns)
-        i += 1
+        if rounds and before >= 0:
+            _round(f, before, columns)
+        i, before = i + 1, g
         g = take_group(f, task, thread, i, k0 == 0)
+    if rounds and before >= 0:
+        _round(f, before, columns)
 
 
 @kernel
@@ -181,10 +187,10 @@ def _split_group(f, thread, first, n_rows):
 
 
 @kernel
-def _round(f, first, n_rows, columns):
-    """A part of C, just written, as bfloat16."""
+def _round(f, group, columns):
+    """A part of C as bfloat16. What was just written is on its way yet: the group before it."""
     n = columns[1] - columns[0]
-    for i in range(first, first + n_rows):
+    for i in range(group * SIDE, min(group * SIDE + SIDE, f.m)):
         start = i * f.n + columns[0]
         to, of = f.rounded[start : start + n], f.c[start : start + n]
         if n % LANES == 0:

@@ -260,9 +260,7 @@ def split_rows(
                     bits = builder.shl(builder.zext(value, words), every(words, 16))
                     value = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
                 target = builder.add(here, builder.mul(r, two))
-                stored = builder.store(
-                    value, builder.inttoptr(target, value.type.as_pointer())
-                )
+                stored = builder.store(value, builder.inttoptr(target, value.type.as_pointer()))
                 stored.align = 2
 
 
