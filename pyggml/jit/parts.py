@@ -5,6 +5,10 @@ copy of its LLVM code and nothing else. Here a function of this package that a k
 part, and a library's machine code waits until somebody asks for an address in it. Where Python
 calls a part later, it is compiled once more, as a kernel.
 
+A module's optimisation waits as well. What a kernel calls is optimised with the kernel, where LLVM
+sees it in place, and not in each module on the way there: so a kernel has the same machine code
+whether or not Python called what it calls.
+
 All of it changes private methods of Numba, and does nothing where another version lacks them.
 """
 
@@ -122,10 +126,11 @@ def _leave_wrapper_out(customize: Callable) -> Callable:
 
 
 def emit_when_called() -> None:
-    """Make a library's machine code when an address in it is asked for. LLVM code that the cache
-    has is parsed when it is linked into a kernel: parsed, that of a step's hundred kernels takes
-    10 MB where 3 do."""
+    """Optimise a library and make its machine code when an address in it is asked for. LLVM code
+    that the cache has is parsed when it is linked into a kernel: parsed, that of a step's hundred
+    kernels takes 10 MB where 3 do."""
     _replace(
+        (JITCodeLibrary, "_optimize_final_module", _optimize_if_emitted),
         (JITCodeLibrary, "_finalize_final_module", _finish_if_emitted),
         (JITCodeLibrary, "get_pointer_to_function", _emit_and_look_up),
         (JITCodeLibrary, "serialize_using_object_code", _serialize),
@@ -137,7 +142,10 @@ def emit_when_called() -> None:
 
 def _emit(library: Any) -> None:
     if not _is_emitted(library):
-        library._pyggml_emitted = True
+        library._pyggml_emitted = library._finalized = True
+        if not _is_loaded(library):
+            library._get_module_for_linking()  # others get it as it is before it is optimised
+            library._optimize_final_module()
         library._dynamic_globals.clear()
         library._finalize_final_module()
         if _is_loaded(library):
@@ -152,17 +160,25 @@ def _is_loaded(library: Any) -> bool:
     return hasattr(library, "_bitcode")
 
 
+def _optimize_if_emitted(optimize: Callable) -> Callable:
+    def optimize_if_emitted(library: Any) -> None:
+        if _is_emitted(library):
+            optimize(library)
+
+    return optimize_if_emitted
+
+
 def _finish_if_emitted(finish: Callable) -> Callable:
     def finish_if_emitted(library: Any) -> None:
-        names = (g.name for g in library._final_module.global_variables)
-        if any(name.startswith(RuntimeLinker.PREFIX) for name in names):  # it calls itself
-            library._pyggml_emitted = True
         if _is_emitted(library):
             finish(library)
-        else:
-            library._finalize_dynamic_globals()
-            library._verify_declare_only_symbols()
-            library._finalized = True
+            return
+        library._finalize_dynamic_globals()
+        library._verify_declare_only_symbols()
+        library._finalized = True
+        names = (g.name for g in library._final_module.global_variables)
+        if any(name.startswith(RuntimeLinker.PREFIX) for name in names):  # it calls itself
+            _emit(library)
 
     return finish_if_emitted
 

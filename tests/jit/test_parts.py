@@ -3,6 +3,7 @@
 import gc
 
 import numba
+import numpy as np
 import pytest
 from numba.core import event
 from processes import printed
@@ -47,6 +48,31 @@ def test_a_part_is_compiled_once_for_all_constants():
 
     assert declare(lambda x: add(x, 1) + add(x, 2) + add(1, x))(3) == 13
     assert len(add.overloads) == 1
+
+
+def has_vectors(module):
+    return " x float>" in str(module)
+
+
+@pytest.mark.parametrize("by_python", [False, True])
+def test_what_a_kernel_calls_is_optimised_there_alone(by_python):
+    """So the kernel has the same code whether or not Python called that before."""
+
+    @declare
+    def squares(n):
+        total = np.float32(0)
+        for i in range(n):
+            total += np.float32(i) * np.float32(i)
+        return total
+
+    if by_python:
+        assert squares(4) == 14
+    kernel = declare(lambda n: 2 * squares(n))
+    assert kernel(4) == 28
+    (part,), (whole,) = squares.overloads.values(), kernel.overloads.values()
+    assert not has_vectors(part.library._get_module_for_linking())
+    assert has_vectors(part.library.get_llvm_str()) == by_python
+    assert has_vectors(whole.library.get_llvm_str())
 
 
 # Calls a kernel of the package from Python, or from another kernel; prints its result, and
