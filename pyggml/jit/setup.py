@@ -18,6 +18,7 @@ from pyggml.jit.workarounds import (
     check_files,
     compile_without_collecting,
     hold_settings,
+    know_kernels_by_content,
     name_files_apart,
 )
 
@@ -44,6 +45,7 @@ def _keep_kernels() -> Path | None:
 _use_whole_vectors()
 call_own_copies()
 name_files_apart()
+know_kernels_by_content()
 emit_when_called()
 compile_parts()
 compile_without_collecting()

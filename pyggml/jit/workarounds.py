@@ -1,6 +1,6 @@
-"""What Numba's cache lacks: the same bits in every process, a file of its own for each process,
-files that are known to be whole and this user's before they are read, and threads of its own for
-this package's loops.
+"""What Numba's cache lacks: the same bits in every process, kernels that are known by their source
+wherever it lies, a file of its own for each process, files that are known to be whole and this
+user's before they are read, and threads of its own for this package's loops.
 
 Each changes private methods of Numba, and does nothing where another version lacks them.
 """
@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from llvmlite.binding import Linkage
 from numba.core import config, event
-from numba.core.caching import IndexDataCacheFile
+from numba.core.caching import CacheImpl, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
 from pyggml.jit.cache import stranger
@@ -103,6 +103,35 @@ def without_overlaps(dispatcher: Any) -> Any:
 
     compiler._customize_flags = add_noalias
     return dispatcher
+
+
+def know_kernels_by_content() -> None:
+    """Keep kernels of this package by what their files hold, not by where these lie.
+
+    So a second checkout or environment finds what the first has compiled. What a kernel takes from
+    other files names the whole folder (pyggml.jit.cache).
+    """
+    locators = getattr(CacheImpl, "_locator_classes", None)
+    if locators is None:
+        return
+    plain: Any = locators[0]  # that of config.CACHE_DIR
+
+    class Content(plain):  # type: ignore[misc]  # chosen as this runs
+        def __init__(self, function: Any, file: str) -> None:
+            super().__init__(function, file)
+            self._stamp = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            folder = f"{function.__module__}-{self._stamp[:12]}"
+            self._cache_path = str(Path(config.CACHE_DIR, folder))
+
+        def get_source_stamp(self) -> str:
+            return self._stamp
+
+        @classmethod
+        def from_function(cls, function: Any, file: str) -> Any:
+            is_ours = function.__module__.partition(".")[0] == "pyggml"
+            return super().from_function(function, file) if is_ours else None
+
+    CacheImpl._locator_classes = [Content, *locators]
 
 
 def name_files_apart() -> None:

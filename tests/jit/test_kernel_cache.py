@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from numba.core import config
 from numba.core.caching import IndexDataCacheFile
-from processes import printed
+from processes import ROOT, printed
 
 from pyggml.jit import CACHE
 from pyggml.jit.cache import CODE_SETTINGS, writable_folder
@@ -255,6 +256,31 @@ def test_the_process_that_compiles_a_kernel_gives_the_bits_of_later_ones(tmp_pat
     found = [printed(SUMS, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert list(tmp_path.rglob("*.nbc")), "the first process kept its kernel"
     assert found[0] == found[1]
+
+
+LISTED = """
+from numba.core import event
+class Listener(event.Listener):
+    def on_start(self, e): print(e.data["dispatcher"].py_func.__module__)
+    def on_end(self, e): pass
+event.register("numba:compile", Listener())
+"""
+
+
+def test_another_checkout_finds_what_the_first_has_compiled(tmp_path):
+    """But for the kernels of a file that is another there."""
+
+    def listed(root):
+        return printed(LISTED + SUMS, PYTHONPATH=str(root), NUMBA_CACHE_DIR=str(tmp_path / "kept"))
+
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pyggml", tmp_path / "pyggml", ignore=without)
+    (*compiled, result), (*again, same) = listed(ROOT).split(), listed(tmp_path).split()
+    assert "pyggml.jit.regions" in compiled and not again and result == same
+    with (tmp_path / "pyggml/ops/loss/head_slices.py").open("a") as file:
+        file.write("# changed")
+    *changed, _ = listed(tmp_path).split()
+    assert {*changed} == {"pyggml.ops.loss.head_slices"} < {*compiled}
 
 
 NAME = """
