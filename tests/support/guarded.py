@@ -1,9 +1,10 @@
 """Arrays that end, or begin, at a page that may not be touched: a read past them faults.
 
-python guarded.py end|start [TYPE | TYPE COMPUTE …]
+python guarded.py [TYPE | TYPE COMPUTE …]
 
-Every op and every product, each named on a line before it runs; with words, the products alone that
-they name: a weight type, or one and a compute type.
+Every op and every product, each named on a line before it runs, with arrays that end at such a
+page, then with arrays that begin at one; with words, the products alone that they name, a weight
+type, or one and a compute type, at the ends.
 """
 
 import ctypes
@@ -24,10 +25,11 @@ FEW_ROWS, OF_FEW_ROWS = (2, 5), ("F16", "Q8_0", "Q4_K", "Q6_K", "IQ3_S", "TQ1_0"
 
 
 class Guarded:
-    """Makes arrays; keeps their memory until it goes itself."""
+    """Makes arrays with such a page at their "end" or "start"; keeps their memory until it goes
+    itself."""
 
-    def __init__(self, at_end):
-        self._at_end, self._kept = at_end, []
+    def __init__(self, side):
+        self.side, self._kept = side, []
 
     def empty(self, shape, dtype, alignment=1):
         """An array of this shape; its memory is full of ones in every bit."""
@@ -37,7 +39,7 @@ class Guarded:
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for page in (start, start + PAGE + size):
             assert _mprotect(page, PAGE, 0) == 0
-        offset = PAGE + ((size - n) // alignment * alignment if self._at_end else 0)
+        offset = PAGE + ((size - n) // alignment * alignment if self.side == "end" else 0)
         raw = np.frombuffer(memory, np.uint8, n, offset)
         raw[:] = 0xFF
         self._kept.append(memory)
@@ -67,7 +69,7 @@ def run_ops(guarded):
         if op not in KERNELS:
             continue
         for i, sample in enumerate(op.samples(np.random.default_rng(0))):
-            say(f"{name} {i}")
+            say(f"{name} {i} at the {guarded.side}")
             src = [as_leaf(a) for a in sample.arrays]
             node = op(*src, **sample.params)
             arrays = tuple(guarded.copy(np.ascontiguousarray(array(s))) for s in src)
@@ -93,7 +95,7 @@ def run_products(guarded, words):
             continue
         if m in FEW_ROWS and name not in OF_FEW_ROWS:
             continue
-        say(f"{name} {form} {m} {compute}")
+        say(f"{name} {form} {m} {compute} at the {guarded.side}")
         dtype, k = DTYPES[name], 512
         for n in (48, 512):
             raw = rng.integers(0, 100, (n, dtype.row_bytes(k)), np.uint8)
@@ -108,6 +110,8 @@ def run_products(guarded, words):
 
 
 if __name__ == "__main__":
-    if not sys.argv[2:]:
-        run_ops(Guarded(sys.argv[1] == "end"))
-    run_products(Guarded(sys.argv[1] == "end"), {*sys.argv[2:]})
+    words = {*sys.argv[1:]}
+    for side in ("end",) if words else ("end", "start"):
+        if not words:
+            run_ops(Guarded(side))
+        run_products(Guarded(side), words)
