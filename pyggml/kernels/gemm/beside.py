@@ -8,8 +8,7 @@ forward    y  = x · Wᵀ + t · Bᵀ    D · E is added to the finished sums
 backward   dx = s · A + dy · W     D · E is there before the first sum
 
 In this order products one after the other would add them: the bits are the same. A sum runs along
-R and is then added to C. On Intel's tiles D · E is more steps of the same sums, whose bits differ
-(pyggml.kernels.gemm.amx.product).
+R and is then added to C.
 """
 
 from typing import Any
@@ -33,8 +32,8 @@ MR, PANEL = BESIDE_TILE.mr, BESIDE_TILE.panel
 thin_product = make_strided_product(BESIDE_TILE)
 
 
-class LowRankPart(Frame):
-    """What is added beside a product, D · E, and where C is rounded to."""
+class Beside(Frame):
+    """What is added beside a product: of the frames of paths that do this."""
 
     d: Floats1
     ldd: Int
@@ -44,11 +43,6 @@ class LowRankPart(Frame):
     rank: Int  # R; 0 if nothing is added
     begins: Bool  # whether C begins with D · E
     rounded: Shorts1  # C as bfloat16; empty if nobody wants it
-
-
-class Beside(LowRankPart):
-    """The same for paths that add it to C's parts when these are, or before they are, summed."""
-
     # of each thread
     e_panel: Floats3  # (R, columns of a task)
     spare: Floats2  # MR rows of D and a tile of C
@@ -137,7 +131,7 @@ def scratch_of(p: Problem, columns: int) -> dict[str, Array]:
 
 
 def fields_of(p: Problem, o: Operands, scratch: Scratch) -> dict[str, Any]:
-    """The fields of a path's frame that are LowRankPart's or scratch."""
+    """The fields of a path's frame that are Beside's or scratch."""
     if o.beside is None:
         return dict(
             d=_NOTHING, ldd=0, e=_NOTHING, e_row=0, e_step=0, rank=0, begins=False,
@@ -152,7 +146,7 @@ def fields_of(p: Problem, o: Operands, scratch: Scratch) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def besides(f: LowRankPart) -> list[Extent]:
+def besides(f: Beside) -> list[Extent]:
     """The memory of these fields that tasks touch, without scratch."""
     parts = [whole(f.values["d"]), whole(f.values["e"]), whole(f.values["rounded"], False)]
     return [part for part in parts if part.n_bytes]

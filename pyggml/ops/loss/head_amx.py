@@ -58,14 +58,13 @@ from pyggml.kernels.gemm.amx.tiles import (
     SIDE,
     STEP,
     RowAddress,
-    add_product,
     configure,
     micro_product,
     release,
     rows_of,
 )
 from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix, columns_from, rows_from
-from pyggml.kernels.gemm.microkernel import call_block
+from pyggml.kernels.gemm.microkernel import call_block, fetch
 from pyggml.kernels.gemm.panels import rounded_up, split
 from pyggml.kernels.kernel import Compute
 from pyggml.ops.loss.head_slices import Goals
@@ -151,8 +150,10 @@ def _meet_group(f, part, group, v, n, thread):
     _take_softmax(f, part, group, v, n, thread)
     if f.gradient:
         for j in range(0, f.k, SIDE):
-            b = f.pairs[thread, j // SIDE].ctypes.data
-            add_product(rows_of(o[:, j:]), rows_of(p), b, (n + STEP - 1) // STEP)
+            to, b = rows_of(o[:, j:]), f.pairs[thread, j // SIDE].ctypes.data
+            for i in range(SIDE):  # the square that comes next
+                fetch(to.address + i * to.stride + 4 * SIDE, 4 * SIDE)
+            micro_product(to, rows_of(p), b, (n + STEP - 1) // STEP, True)
 
 
 @kernel

@@ -99,31 +99,6 @@ def test_the_micro_kernel_does_what_the_manual_says(steps, accumulate, rng):
     np.testing.assert_array_equal(c, wanted)
 
 
-@exact
-def _two_squares(a, b, d, e, c, beside):
-    """c[0] = a·b + d·e, c[1] += a·b beside a square that does not exist."""
-    tiles.configure()
-    steps, thin_steps = a.shape[1] // STEP, d.shape[1] // STEP
-    left, right = tiles.rows_of(c[0]), tiles.rows_of(c[1])
-    rows, few = tiles.rows_of(a), tiles.rows_of(d)
-    panel, thin = b.ctypes.data, e.ctypes.data
-    tiles.joint_product(left, rows, panel, steps, few, thin, thin_steps * beside, False)
-    tiles.add_product(right, rows, panel, steps)
-    tiles.release()
-
-
-@pytest.mark.parametrize("beside", [0, 1])
-def test_products_together_have_the_bits_of_products_apart(beside, rng):
-    a, b, d, e = (normal(rng, *shape) for shape in ((SIDE, 8 * STEP), (8 * STEP, SIDE)) * 2)
-    d, e = d[:, : 2 * STEP], e[: 2 * STEP]
-    c = np.stack([np.zeros((SIDE, SIDE), np.float32), normal(rng, SIDE, SIDE)])
-    wanted = [as_the_manual_says(a, b, square) for square in c]
-    if beside:
-        wanted[0] = as_the_manual_says(d, e, wanted[0])
-    _two_squares(bits(a), in_pairs(b), bits(d), in_pairs(e), c, beside)
-    np.testing.assert_array_equal(c, wanted)
-
-
 def test_the_configuration():
     """Eight tiles of palette 1: 16 rows of 64 bytes."""
     given = np.frombuffer(tiles.CONFIGURATION, np.uint8)

@@ -3,10 +3,6 @@
 forward    y  = x · Wᵀ     16 rows of W at a time: their pairs are transposed into B's tiles
 backward   dx = dy · W     two rows of W at a time: they are shuffled into B's pairs
 
-What is added beside it, D · E (pyggml.kernels.gemm.beside), is a few steps of k more, while C is in
-tiles: both are split, x = hi + lo, and D · E = hi·hi + lo·hi + hi·lo is off by 2^−16 of what is
-summed. With vectors C would be read and written once more, up to 0.15 of a product's time.
-
 A is rounded once, row by row, as tiles take it, also where it lies in columns (dW = dyᵀ · x). A
 task unpacks some columns of B, a part of k at a time, and multiplies with them those groups of rows
 that its team has left (pyggml.kernels.gemm.teams). Every sum runs in an order that depends on the
@@ -21,14 +17,12 @@ from pyggml.graph.dtypes import F32
 from pyggml.jit import Code, kernel
 from pyggml.jit.frames import Bool, Floats2, Floats3, Int, Shorts1, Shorts3
 from pyggml.jit.scratch import Array, Layout, per_thread
-from pyggml.jit.simd import fill
 from pyggml.jit.tasks import launch, of_threads, pieces, stage, task_code, whole
 from pyggml.kernels.gemm.amx.rows import (
     COLUMN_WORDS,
     LANES,
     LINE,
     PACKED_ROWS,
-    PARTS,
     PIECE,
     leading,
     matrix,
@@ -38,9 +32,6 @@ from pyggml.kernels.gemm.amx.rows import (
     packed_size,
     panel_bytes,
     put_pairs,
-    round_row,
-    split_row,
-    split_rows,
     unpack_panels,
     unpack_rows,
 )
@@ -49,13 +40,20 @@ from pyggml.kernels.gemm.amx.tiles import (
     STEP,
     RowAddress,
     configure,
-    joint_product,
+    micro_product,
     release,
     rows_of,
 )
-from pyggml.kernels.gemm.beside import LowRankPart, besides, fields_of, round_all
+from pyggml.kernels.gemm.beside import (
+    Beside,
+    begin,
+    besides,
+    fields_of,
+    finish,
+    scratch_of,
+    take_columns,
+)
 from pyggml.kernels.gemm.frames import Product, columns_from, rows_from
-from pyggml.kernels.gemm.microkernel import fetch
 from pyggml.kernels.gemm.panels import rounded_up
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
 from pyggml.kernels.gemm.teams import Team, columns_of, take_group, team_arrays, teams
@@ -69,7 +67,7 @@ BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
 FEWEST_COLUMNS = 64  # each task reads all of its rows of A
 
 
-class TileProduct(Product, Team, LowRankPart):
+class TileProduct(Product, Team, Beside):
     """Tasks multiply some columns of B with groups of SIDE rows of A."""
 
     a_in_columns: Bool
@@ -81,9 +79,6 @@ class TileProduct(Product, Team, LowRankPart):
     rows: Shorts3  # of W, as bfloat16
     numbers: Floats2
     panels: Shorts3
-    packed_d: Shorts3  # SIDE rows of D, split, and a vector
-    thin_rows: Shorts3  # E's rows, split
-    thin_panels: Shorts3
     edge: Floats3  # a square of C
 
 
@@ -120,83 +115,36 @@ def _paired_panels(f, thread, w, n_rows, n_columns):
         put_pairs(f.panels[thread], i, two[0], two[1], rounded_up(n_columns, SIDE))
 
 
-@kernel
-def _thin_panels(f, thread, columns):
-    """Those of E's columns, rows (hi, hi, lo)."""
-    rows, numbers, n = f.thin_rows[thread], f.numbers[thread], columns[1] - columns[0]
-    rank, width = f.rank, rounded_up(n, SIDE)
-    for r in range(rank):
-        start = r * f.e_row + columns[0] * f.e_step
-        for j in range(n):
-            numbers[j] = f.e[start + j * f.e_step]
-        fill(numbers[n:width], np.float32(0))
-        hi, again, lo = rows[r], rows[rank + r], rows[2 * rank + r]
-        to = hi.ctypes.data, again.ctypes.data, lo.ctypes.data
-        split_row(to[0], to[1], to[2], numbers.ctypes.data, width)
-    for r in range(PARTS * rank, rows.shape[0]):
-        fill(rows[r], np.uint16(0))
-    for r in range(0, rows.shape[0], 2):
-        put_pairs(f.thin_panels[thread], r, rows[r], rows[r + 1], width)
-
-
 # -- multiplying ----------------------------------------------------------------------------------
 
 
 @kernel
 def _multiply(f, task, thread, columns, k0, k):
-    """C[:, columns] (+)= A[:, k0 : k0 + k] · B, for the groups of SIDE rows that the task gets; in
-    the last pass + D · E."""
+    """C[:, columns] (+)= A[:, k0 : k0 + k] · B, for the groups of SIDE rows that the task gets."""
     c, lda, steps = f.c, 2 * leading(f.k), (k + STEP - 1) // STEP
-    panels, edge, added = f.panels[thread], f.edge[thread], f.accumulate or k0 > 0
-    is_last, thin, d = k0 + k == f.k, f.thin_panels[thread], rows_of(f.packed_d[thread])
-    thin_steps = f.thin_rows.shape[1] // STEP if is_last else 0
-    if thin_steps > 0:
-        _thin_panels(f, thread, columns)
-    rounds, before = is_last and f.rounded.size > 0, np.int64(-1)
+    panels, edge = f.panels[thread], f.edge[thread]
+    added = f.accumulate or f.begins or k0 > 0
+    if k0 == 0:
+        take_columns(f, thread, columns)
     i, g = 0, take_group(f, task, thread, 0, k0 == 0)
     while g >= 0:
         a = RowAddress(f.packed_a.ctypes.data + g * SIDE * lda + 2 * k0, lda)
         n_rows = min(SIDE, f.m - g * SIDE)
-        if thin_steps > 0:
-            _split_group(f, thread, g * SIDE, n_rows)
-        for row in range(g * SIDE, g * SIDE + n_rows if rounds else 0):
-            fetch(f.rounded[row * f.n + columns[0] :].ctypes.data, 2 * (columns[1] - columns[0]))
+        rows = g * SIDE, g * SIDE + n_rows
+        if k0 == 0:
+            begin(f, thread, rows, columns)
         for column in range(columns[0], columns[1], SIDE):
-            j = (column - columns[0]) // SIDE
-            b, e = panels[j].ctypes.data, thin[j].ctypes.data
+            b = panels[(column - columns[0]) // SIDE].ctypes.data
             start, n = g * SIDE * f.n + column, min(SIDE, columns[1] - column)
-            inside = n_rows == SIDE and n == SIDE
-            to = RowAddress(c[start:].ctypes.data, 4 * f.n) if inside else rows_of(edge)
-            joint_product(to, a, b, steps, d, e, thin_steps, inside and added)
-            if not inside:
+            if n_rows == SIDE and n == SIDE:
+                micro_product(RowAddress(c[start:].ctypes.data, 4 * f.n), a, b, steps, added)
+            else:
+                micro_product(rows_of(edge), a, b, steps, False)
                 _put_edge(c, start, f.n, edge, n_rows, n, added)
-        if rounds and before >= 0:
-            _round(f, before, columns)
-        i, before = i + 1, g
+        if k0 + k == f.k:
+            finish(f, thread, rows, columns)
+        i += 1
         g = take_group(f, task, thread, i, k0 == 0)
-    if rounds and before >= 0:
-        _round(f, before, columns)
-
-
-@kernel
-def _split_group(f, thread, first, n_rows):
-    """Rows of D from `first` on, as tiles take them."""
-    to, of = f.packed_d[thread], f.d.ctypes.data + 4 * first * f.ldd
-    fill(to.reshape(-1), np.uint16(0))
-    split_rows(to.ctypes.data, to.shape[1], of, f.ldd, n_rows, f.rank)
-
-
-@kernel
-def _round(f, group, columns):
-    """A part of C as bfloat16. What was just written is on its way yet: the group before it."""
-    n = columns[1] - columns[0]
-    for i in range(group * SIDE, min(group * SIDE + SIDE, f.m)):
-        start = i * f.n + columns[0]
-        to, of = f.rounded[start : start + n], f.c[start : start + n]
-        if n % LANES == 0:
-            round_row(to.ctypes.data, of.ctypes.data, n)
-        else:
-            round_all(to, of)
 
 
 @kernel
@@ -275,17 +223,14 @@ def _layout(p: Problem) -> Layout:
     """Scratch, which does not depend on how wide tasks are: products of the same A share it."""
     depth = _cut(p)[1]
     columns = FORWARD_COLUMNS if p.form == "mul_mat" else BACKWARD_COLUMNS
-    width, n_panels = round_up(PARTS * p.rank, STEP), columns // SIDE
     return Layout(
         packed_a=Array((packed_size(p.m, p.k),), np.uint16),
         rows=per_thread(LANES, PIECE + LINE // 2, dtype=np.uint16),
         numbers=per_thread(max(PIECE, COLUMN_WORDS)),
-        panels=per_thread(n_panels, panel_bytes(depth) // 2, dtype=np.uint16),
-        packed_d=per_thread(SIDE + 1, width, dtype=np.uint16),
-        thin_rows=per_thread(width, columns, dtype=np.uint16),
-        thin_panels=per_thread(n_panels, panel_bytes(width) // 2, dtype=np.uint16),
+        panels=per_thread(columns // SIDE, panel_bytes(depth) // 2, dtype=np.uint16),
         edge=per_thread(SIDE, SIDE),
         **team_arrays(-(-p.m // SIDE)),
+        **scratch_of(p, columns),
     )
 
 

@@ -13,18 +13,7 @@ from llvmlite import ir
 from pyggml.graph.dtypes import BY_NUMBER, DType, dtype
 from pyggml.jit import BlockCode, block_code, cgutils, instruction, kernel, types
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import (
-    F32,
-    I16,
-    I32,
-    I64,
-    at,
-    broadcast,
-    declare_intrinsic,
-    every,
-    load,
-    store,
-)
+from pyggml.jit.llvm import F32, I16, I32, I64, at, every, load, store
 from pyggml.jit.simd import fill
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
 from pyggml.kernels.gemm.bfloat16 import convert_bf16, make_pair, make_round, to_bf16
@@ -42,7 +31,6 @@ PACKED_ROWS = 8  # of A that a task packs, a whole part of SIDE
 LANES = 16  # rows of a tile, and 32-bit words of its rows
 PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every block
 
-PARTS = 3  # of a row whose numbers are split
 COLUMN_WORDS = (LANES + 2) * SIDE  # a step of SIDE columns of pairs, and two columns at an edge
 
 round_row, round_two = make_round(LANES, CHOSEN.tiles)
@@ -231,37 +219,6 @@ def split_row(builder: Any, hi: Any, again: Any, lo: Any, of: Any, n: Any) -> No
         rest = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
         for value, to in ((rounded, hi), (rounded, again), (rest, lo)):
             store(builder, value, at(builder, to, word))
-
-
-@instruction(types.void(*(types.intp,) * 6))
-def split_rows(
-    builder: Any, to: Any, ld_to: Any, of: Any, ld_of: Any, n_rows: Any, rank: Any
-) -> None:
-    """n_rows rows of `rank` floats, ld_of apart, as rows (hi, lo, hi) of bfloat16, ld_to apart. A
-    vector's zeros are written after each row."""
-    floats, words = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-    lanes, two = ir.Constant(words, list(range(LANES))), ir.Constant(I64, 2)
-    mask = ir.VectorType(ir.IntType(1), LANES)
-    arguments = [floats.as_pointer(), I32, mask, floats]
-    name = f"llvm.masked.load.v{LANES}f32.p0"
-    first_lanes = declare_intrinsic(builder, name, floats, arguments)
-    with cgutils.for_range(builder, n_rows) as loop:
-        row = builder.add(to, builder.mul(builder.mul(loop.index, ld_to), two))
-        start = builder.mul(loop.index, ld_of)
-        for part in range(PARTS):  # later ones are written over zeros after earlier ones
-            here = builder.add(row, builder.mul(rank, I64(2 * part)))
-            with cgutils.for_range_slice(builder, I64(0), rank, I64(LANES)) as (r, _):
-                left = broadcast(builder, builder.trunc(builder.sub(rank, r), I32), words)
-                counts = builder.icmp_signed("<", lanes, left)
-                source = builder.bitcast(at(builder, of, builder.add(start, r)), arguments[0])
-                x = builder.call(first_lanes, [source, I32(4), counts, every(floats, 0.0)])
-                value = narrow(builder, x)
-                if part == 1:
-                    bits = builder.shl(builder.zext(value, words), every(words, 16))
-                    value = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
-                target = builder.add(here, builder.mul(r, two))
-                stored = builder.store(value, builder.inttoptr(target, value.type.as_pointer()))
-                stored.align = 2
 
 
 # -- panels ---------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 configure      make the tiles of this thread usable; every task does, as threads come and go
 release        give them up, so that switching between threads stores little again
 micro_product  C (SIDE, SIDE) (+)= A (SIDE, k · STEP) · B (k · STEP, SIDE)
-joint_product  the same of two such products, with C in tiles all along
-add_product    C += A · B of a few steps, where the square beside C comes next
 
 A tile of A is 16 rows of 32 bfloat16. A tile of B is 16 rows of 16 pairs: two numbers of k beside
 each other, 16 columns. A tile of C is 16 × 16 float32. A panel of B is its tiles without gaps: of
@@ -41,7 +39,6 @@ _ORDER: tuple[tuple[str, int] | tuple[int, int, int], ...] = (
     ("a0", 4), ("b0", 5), (1, 4, 6), (0, 4, 5), ("a1", 4), (3, 4, 6), ("b1", 6), (2, 4, 5),
 )  # fmt: skip
 _AHEAD = 1  # steps that A is fetched before it is loaded
-_ROWS_OF_FEW = 4  # of the next square, fetched in each of a few steps
 
 
 class RowAddress(NamedTuple):
@@ -233,15 +230,13 @@ class _Operands:
         return [self.b.add(start, _times(self.b, self._lda, row)) for row in range(SIDE)]
 
 
-def _emit_step(
-    b: Any, tiles: _Tiles, i: Any, last: Any, operands: _Operands, c_rows: list[Any]
-) -> None:
-    """Step i of k. On the way, rows of a square of C and A's lines of a later step are fetched."""
+def _emit_step(b: Any, tiles: _Tiles, i: Any, last: Any, operands: _Operands, c_row: Any) -> None:
+    """Step i of k. On the way, a row of C and A's lines of a later step are fetched."""
     following = b.add(i, I64(1))
     following = b.select(b.icmp_signed("<", i, last), following, last)
     fetched: list[tuple[Any, bool]] = []
     if CHOSEN.tiles:
-        fetched += [(b.add(row, I64(line)), True) for row in c_rows for line in (0, 64)]
+        fetched += [(c_row, True), (b.add(c_row, I64(64)), True)]
         fetched += [(line, False) for line in operands.lines(b.add(i, I64(_AHEAD)))]
     each = -(-len(fetched) // len(_ORDER))
     for turn, (what, *registers) in enumerate(_ORDER):
@@ -253,30 +248,6 @@ def _emit_step(
             _emit_fetch(b, address, to_write)
 
 
-def _begin_sums(b: Any, tiles: _Tiles, corners: list[Any], ldc: Any, accumulate: Any) -> None:
-    with b.if_else(accumulate) as (old, new):
-        with old:
-            for tile, corner in enumerate(corners):
-                tiles.load(tile, corner, ldc)
-        with new:
-            for tile in range(4):
-                tiles.zero(tile)
-
-
-def _emit_product(
-    b: Any, tiles: _Tiles, c: Any, ldc: Any, operands: _Operands, k: Any, n_rows: int = 1
-) -> None:
-    """The sums in tiles += a product of k steps, one or more. A step fetches so many rows of the
-    square at c."""
-    operands.load(tiles, "b1", 6, I64(0))
-    last = b.sub(k, I64(1))
-    with cgutils.for_range(b, k) as loop:
-        row = b.and_(_times(b, loop.index, n_rows), ir.Constant(I64, SIDE - 1))
-        first = b.add(c, b.mul(row, ldc))
-        c_rows = [b.add(first, _times(b, ldc, i)) for i in range(n_rows)]
-        _emit_step(b, tiles, loop.index, last, operands, c_rows)
-
-
 @instruction(
     lambda c, a, panel, k, accumulate: types.void(c, a, types.intp, types.intp, types.boolean)
 )
@@ -285,45 +256,19 @@ def micro_product(builder: Any, c: Any, a: Any, panel: Any, k: Any, accumulate: 
     counts steps, one or more. C is overwritten unless `accumulate`."""
     (c, ldc), (a, lda) = (cgutils.unpack_tuple(builder, x) for x in (c, a))
     tiles = _Registers(builder) if CHOSEN.tiles else _Emulated(builder)
-    corners = _corners(builder, c, ldc)
-    _begin_sums(builder, tiles, corners, ldc, accumulate)
-    _emit_product(builder, tiles, c, ldc, _Operands(builder, a, lda, panel), k)
-    for tile, corner in enumerate(corners):
-        tiles.store(tile, corner, ldc)
-
-
-@instruction(
-    lambda c, a, panel, k, d, thin, k_thin, accumulate: types.void(
-        c, a, types.intp, types.intp, d, types.intp, types.intp, types.boolean
-    )
-)
-def joint_product(
-    builder: Any, c: Any, a: Any, panel: Any, k: Any, d: Any, thin: Any, k_thin: Any,
-    accumulate: Any,
-) -> None:  # fmt: skip
-    """C (+)= A · B + D · E, as micro_product says; thin: E's panel, k_thin: its steps, which may be
-    none."""
-    (c, ldc), (a, lda), (d, ldd) = (cgutils.unpack_tuple(builder, x) for x in (c, a, d))
-    tiles = _Registers(builder) if CHOSEN.tiles else _Emulated(builder)
-    corners = _corners(builder, c, ldc)
-    _begin_sums(builder, tiles, corners, ldc, accumulate)
-    _emit_product(builder, tiles, c, ldc, _Operands(builder, a, lda, panel), k)
-    with builder.if_then(builder.icmp_signed(">", k_thin, I64(0))):
-        _emit_product(builder, tiles, c, ldc, _Operands(builder, d, ldd, thin), k_thin)
-    for tile, corner in enumerate(corners):
-        tiles.store(tile, corner, ldc)
-
-
-@instruction(lambda c, a, panel, k: types.void(c, a, types.intp, types.intp))
-def add_product(builder: Any, c: Any, a: Any, panel: Any, k: Any) -> None:
-    """C += A · B, as micro_product says, of some eight steps: meanwhile the square to the right of
-    C is fetched, which need not exist. C's own lines would come too late."""
-    (c, ldc), (a, lda) = (cgutils.unpack_tuple(builder, x) for x in (c, a))
-    tiles = _Registers(builder) if CHOSEN.tiles else _Emulated(builder)
-    corners, beside = _corners(builder, c, ldc), builder.add(c, I64(4 * SIDE))
-    for tile, corner in enumerate(corners):
-        tiles.load(tile, corner, ldc)
-    operands = _Operands(builder, a, lda, panel)
-    _emit_product(builder, tiles, beside, ldc, operands, k, _ROWS_OF_FEW)
+    operands, corners = _Operands(builder, a, lda, panel), _corners(builder, c, ldc)
+    with builder.if_else(accumulate) as (old, new):
+        with old:
+            for tile, corner in enumerate(corners):
+                tiles.load(tile, corner, ldc)
+        with new:
+            for tile in range(4):
+                tiles.zero(tile)
+    operands.load(tiles, "b1", 6, I64(0))
+    last = builder.sub(k, I64(1))
+    with cgutils.for_range(builder, k) as loop:
+        row = builder.and_(loop.index, ir.Constant(I64, SIDE - 1))
+        c_row = builder.add(c, builder.mul(row, ldc))
+        _emit_step(builder, tiles, loop.index, last, operands, c_row)
     for tile, corner in enumerate(corners):
         tiles.store(tile, corner, ldc)
