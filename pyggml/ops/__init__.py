@@ -113,7 +113,6 @@ from pyggml.ops.optim import (
 )
 from pyggml.ops.optim_8bit import opt_step_adamw_8bit
 from pyggml.ops.optim_half import opt_step_half
-from pyggml.ops.product.gated import mul_mat_gated
 from pyggml.ops.product.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
 from pyggml.ops.product.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.product.rescale import rescale
@@ -141,7 +140,7 @@ __all__ = [
     "get_rows_back", "group_norm", "group_norm_back", "halve", "hardsigmoid", "hardswish", "im2col",
     "l2_norm", "l2_norm_back", "leaky_relu", "likeliest", "linear_cross_entropy",
     "linear_cross_entropy_by_row", "linear_soft_cross_entropy", "log", "log_temperature", "mean",
-    "mul", "mul_mat", "mul_mat_add", "mul_mat_gated", "mul_mat_id", "mul_mat_id_back",
+    "mul", "mul_mat", "mul_mat_add", "mul_mat_id", "mul_mat_id_back",
     "mul_mat_low_rank", "narrow", "neg", "norm", "norm_back", "opt_step_adamw",
     "opt_step_adamw_8bit", "opt_step_half", "opt_step_lion", "opt_step_sgd", "out_prod",
     "out_prod_add", "out_prod_id", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
