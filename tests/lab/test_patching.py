@@ -100,8 +100,9 @@ def test_an_ablated_head_is_one_that_a_trace_takes_away(llama, clean, corrupt, d
             expected = difference_of(model.logits(clean))
         assert found.values[1, 2] == pytest.approx(expected, abs=1e-6)
         assert found.changes[1, 2] == pytest.approx(expected - found.base, abs=1e-6)
+    # On an Emerald Rapids one of eight is 1.03e-6 off: other batches, other sums of float32.
     several = lab.head_ablation(llama, clean, difference, "resample", [corrupt, clean])
-    np.testing.assert_allclose(several.values, (found.values + found.base) / 2, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(several.values, (found.values + found.base) / 2, rtol=0, atol=2e-6)
     assert "resample ablation of heads: change of the metric" in str(found)
 
 
