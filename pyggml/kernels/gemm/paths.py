@@ -112,9 +112,13 @@ def _parts(p: Problem) -> list[tuple[Problem, slice, slice]]:
             rows = max(1, _PACKED // (p.k * per_row)) * per_row
         else:
             depth = max(1, _PACKED // (p.m * per_number)) * per_number
+    by_rows = _slices(p.m, rows)
+    if len(by_rows) > 1 and path_of(replace(p, m=p.m - by_rows[-1].start)) is not path_of(p):
+        *by_rows, last, _ = by_rows  # so few rows have another path, whose bits differ
+        by_rows.append(slice(last.start, p.m))
     return [
         (replace(p, m=len(range(p.m)[i]), k=len(range(p.k)[k])), i, k)
-        for i in _slices(p.m, rows)
+        for i in by_rows
         for k in _slices(p.k, depth)
     ]
 

@@ -1,7 +1,5 @@
 """The products against float64 and against the reference, around the edges of every tile."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -364,8 +362,6 @@ def test_rows_of_bfloat16_and_matrices_of_float32(path, form, in_columns, m, n, 
 @pytest.mark.parametrize("compute", ["f32", "bf16"])
 @pytest.mark.parametrize("in_columns", [False, True])
 def test_a_large_product_has_the_same_bits_in_parts(in_columns, compute, rng, monkeypatch):
-    if in_columns and compute == "bf16" and "amx_tile" in Path("/proc/cpuinfo").read_text():
-        pytest.xfail("on tiles bits of parts differ in columns: not looked into")
     m, n, k = 202, 70, 6200
     a = rng.standard_normal((k, m) if in_columns else (m, k), np.float32)
     a = a.T if in_columns else a
@@ -382,7 +378,8 @@ def test_a_large_product_has_the_same_bits_in_parts(in_columns, compute, rng, mo
         found.append((c.tobytes(), len(paths._parts(p))))
     paths._parts.cache_clear()
     (whole, one), (in_parts, several) = found
-    assert one == 1 and several == 3 and in_parts == whole
+    # On tiles the last ten rows go with those before: so few would take another path.
+    assert one == 1 and several in (2, 3) and in_parts == whole
 
 
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
