@@ -38,6 +38,7 @@ MODULES = {extra: module for module, extra in EXTRAS.items()} | {
     "serve": "starlette",
     "view": "igraph",
     "wandb": "wandb",
+    "mlflow": "mlflow",  # optuna brings SQLAlchemy too
 }
 ALONE = sorted({extra for _, _, extra in COMMANDS if extra})
 
