@@ -106,13 +106,13 @@ def is_of_kind(value: object, default: object) -> bool:
     return isinstance(value, kinds)
 
 
-def _plain(value: Any) -> Any:
+def _as_python(value: Any) -> Any:
     """A number of NumPy or PyTorch as one of Python, which ranges and files of settings know, and
     so those of a mapping or a list; all else as it is."""
     if isinstance(value, Mapping):
-        return {key: _plain(number) for key, number in value.items()}
+        return {key: _as_python(number) for key, number in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_as_python, value))
     return value.item() if getattr(value, "shape", None) == () else value
 
 
@@ -145,7 +145,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
+            object.__setattr__(self, f.name, _as_python(getattr(self, f.name)))
         faults = self._faults()
         if faults:
             raise ConfigError(faults)

@@ -223,7 +223,7 @@ def _step_op(of: Formula, ggml: GGMLOp, samples: Callable[..., Iterator[Sample]]
     return step
 
 
-def _clipped(of: Formula) -> Formula:
+def _clipped_formula(of: Formula) -> Formula:
     """The step by the gradient times one more setting."""
     g, factor = symbol("g"), symbol("factor")
     results = tuple(rebuild(of.results, {g: g * factor}))
@@ -269,7 +269,7 @@ OPT_STEP_LION = _step_op(STEPS["opt_step_lion"], GGMLOp.CUSTOM, _lion_samples)
 OPT_STEP_SGD = _step_op(STEPS["opt_step_sgd"], GGMLOp.OPT_STEP_SGD, _sgd_samples)
 CLIPPED = {  # by the op of the step
     step: _step_op(
-        _clipped(STEPS[step.name]), GGMLOp.CUSTOM, partial(_clipped_samples, step.samples)
+        _clipped_formula(STEPS[step.name]), GGMLOp.CUSTOM, partial(_clipped_samples, step.samples)
     )
     for step in (OPT_STEP_ADAMW, OPT_STEP_LION, OPT_STEP_SGD)
 }

@@ -20,7 +20,8 @@ def test_a_rate_that_diverges_is_said_and_the_newest_checkpoint_is_written(
     saved = ("--checkpoint-dir", points, "--checkpoint-every", 1, "--optimiser", "sgd")
     ended = finetune(*FULL, *saved, "--max-steps", 30, rank=None)
     assert ended.code == 2 and ended.err.count("\n") == 1, ended.err
-    assert re.search(r"step \d+: the loss is .*nan.*; --lr may be too high; the model", ended.err)
+    first = r"(nan|\S+, the gradient's length nan).*"  # the same step by another CPU's roundings
+    assert re.search(rf"step \d+: the loss is {first}; --lr may be too high; the model", ended.err)
     assert out.read_bytes() == tiny.read_bytes()
     resume = re.search(r"(--resume) (\S+) (--max-steps) (\d+) writes the newest", ended.err)
     with warnings.catch_warnings(action="default"):  # the command makes a note of it

@@ -270,16 +270,19 @@ event.register("numba:compile", Listener())
 def test_another_checkout_finds_what_the_first_has_compiled(tmp_path):
     """But for the kernels of a file that is another there."""
 
-    def listed(root):
+    def modules_compiled(root):
         return printed(LISTED + SUMS, PYTHONPATH=str(root), NUMBA_CACHE_DIR=str(tmp_path / "kept"))
 
     without = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "pyggml", tmp_path / "pyggml", ignore=without)
-    (*compiled, result), (*again, same) = listed(ROOT).split(), listed(tmp_path).split()
+    (*compiled, result), (*again, same) = (
+        modules_compiled(ROOT).split(),
+        modules_compiled(tmp_path).split(),
+    )
     assert "pyggml.jit.regions" in compiled and not again and result == same
     with (tmp_path / "pyggml/ops/loss/head_slices.py").open("a") as file:
         file.write("# changed")
-    *changed, _ = listed(tmp_path).split()
+    *changed, _ = modules_compiled(tmp_path).split()
     assert {*changed} == {"pyggml.ops.loss.head_slices"} < {*compiled}
 
 

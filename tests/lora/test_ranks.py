@@ -281,12 +281,7 @@ ERRORS = {
         "compute": "bf16",
     },
     "rank 1: the disk is full": {"fail": [1, 2]},
-    # Which comes first follows from how a CPU rounds.
-    "lr may be too high|whose square float32 does not hold": {
-        "lr": 10.0,
-        "clip": 0.0,
-        "epochs": 30,
-    },
+    "lr may be too high": {"lr": 10.0, "epochs": 30},
 }
 
 
@@ -297,7 +292,7 @@ def test_an_error_of_one_rank_is_the_error_of_all(tiny):
     found, done = ranked(2, *({"model": str(tiny), **s} for s in ERRORS.values()))
     for message, ends in zip(ERRORS, found, strict=True):
         assert len(ends) == 2, done.stderr
-        assert all(re.search(message, each["error"]) for each in ends), ends
+        assert all(message in each["error"] for each in ends), ends
 
 
 COMMAND = "import sys; from pyggml.cli.__main__ import finetune; sys.exit(finetune(sys.argv[1:]))"

@@ -148,7 +148,7 @@ class TemplateTable:
         memory = {_C: c, _A: a, _B: b, _SCRATCH: scratch, _PACKED: packed}
         frame = call.arguments[0].lies
         words, bases, n_packed = frame.words.tolist(), _bases(frame, memory), shared.n_bytes
-        for place, array in _own(frame, memory):  # of each job, behind what it packs
+        for place, array in _own_arrays(frame, memory):  # of each job, behind what it packs
             words[place], bases[place] = packed.ctypes.data + n_packed, _PACKED
             n_packed += round_up(array.nbytes, LINE)
         starts = {base: array.ctypes.data for base, array in memory.items()} | {_ZERO: 0}
@@ -162,7 +162,7 @@ class TemplateTable:
         )
 
 
-def _own(frame: Frame, memory: dict[int, np.ndarray]) -> list[tuple[int, np.ndarray]]:
+def _own_arrays(frame: Frame, memory: dict[int, np.ndarray]) -> list[tuple[int, np.ndarray]]:
     """The arrays that a path makes for its product alone, such as a team's counters, which its
     packing sets to 0: the place of each one's address among the words, and the array."""
     owners = {id(_owner(a)) for a in memory.values()}

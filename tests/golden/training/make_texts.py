@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from make import COMMON, HERE, N_VOCAB, Data, base_model, lora_config, start
+from make import COMMON, HERE, Data
 from peft import get_peft_model
+from reference import N_VOCAB, base_model, lora_config, start
 from torch.nn.functional import cross_entropy, normalize
 
 LABELS = (7, 11, 13)

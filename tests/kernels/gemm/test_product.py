@@ -1,5 +1,7 @@
 """The products against float64 and against the reference, around the edges of every tile."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -378,8 +380,9 @@ def test_a_large_product_has_the_same_bits_in_parts(in_columns, compute, rng, mo
         found.append((c.tobytes(), len(paths._parts(p))))
     paths._parts.cache_clear()
     (whole, one), (in_parts, several) = found
-    # On tiles the last ten rows go with those before: so few would take another path.
-    assert one == 1 and several in (2, 3) and in_parts == whole
+    # Where so few rows take another path, as on tiles, the last ten go with those before.
+    goes_alone = gemm.path_of(replace(p, m=m % 96)) is gemm.path_of(p) or not in_columns
+    assert one == 1 and several == (3 if goes_alone else 2) and in_parts == whole
 
 
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")

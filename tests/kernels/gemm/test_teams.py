@@ -101,5 +101,5 @@ def test_a_product_by_expert_has_counters_of_its_own():
     rows = shared.reshape(2, 4)
     fields = teams(3, 2, 2)[0]
     f = Turns(own=rows, turns=rows, order=rows, done=rows[:0], state=rows, **fields)
-    ((place, counters),) = by_expert._own(f, {0: shared})
+    ((place, counters),) = by_expert._own_arrays(f, {0: shared})
     assert counters is fields["taken"] and f.words[place] == counters.ctypes.data

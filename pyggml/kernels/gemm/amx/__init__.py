@@ -3,7 +3,6 @@
 tiles     their instructions, and the microkernel C[32, 32] (+)= A · B
 rows      float32 and weights as rows and pairs of bfloat16
 product   products with weights of any type
-gated     gate and up of a feed-forward part, and the unit of both
 
 Whether a process may use them is in pyggml.jit.isa.
 """
