@@ -76,6 +76,7 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/jit/arm.py",
     "pyggml/jit/isa.py",
     "pyggml/jit/cache.py",
+    "pyggml/jit/compiler.py",
     "pyggml/jit/workarounds.py",
     "pyggml/jit/parts.py",
     "pyggml/jit/llvm.py",

@@ -8,8 +8,9 @@ block_code  void(float32*, uint8*, n_blocks): code called through its address, s
 
 setup.py does all that is done once, before the first kernel is declared; the other files only
 define: cache.py the folder of compiled kernels, workarounds.py what Numba's cache lacks, parts.py
-what is not made of functions that kernels call, decorators.py and code.py the above, pool.py the
-threads; `pyggml.threads` says how many of them kernels use.
+what is not made of functions that kernels call, compiler.py what else compiles sooner,
+decorators.py and code.py the above, pool.py the threads; `pyggml.threads` says how many of them
+kernels use.
 """
 
 from numba import carray, prange, types

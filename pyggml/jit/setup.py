@@ -1,8 +1,8 @@
 """What happens once, when the first kernel is about to be declared.
 
-The width of vectors, the cache folder, and the workarounds for Numba's cache. Numba reads its
-settings when a kernel is declared: importing this file does it all, and pyggml.jit imports it
-first.
+The width of vectors, the cache folder, and what Numba's compiler and cache do otherwise here.
+Numba reads its settings when a kernel is declared: importing this file does it all, and pyggml.jit
+imports it first.
 """
 
 from pathlib import Path
@@ -11,12 +11,16 @@ from numba.core import config
 from numba.core.codegen import get_host_cpu_features
 
 from pyggml.jit.cache import CODE_SETTINGS, writable_folder
+from pyggml.jit.compiler import (
+    compare_flags_by_what_is_set,
+    compile_without_collecting,
+    list_variables_by_type,
+)
 from pyggml.jit.parts import compile_parts, emit_when_called
 from pyggml.jit.permission import tiles_granted
 from pyggml.jit.workarounds import (
     call_own_copies,
     check_files,
-    compile_without_collecting,
     hold_settings,
     know_kernels_by_content,
     name_files_apart,
@@ -49,5 +53,7 @@ know_kernels_by_content()
 emit_when_called()
 compile_parts()
 compile_without_collecting()
+compare_flags_by_what_is_set()
+list_variables_by_type()
 CACHE = _keep_kernels()  # where compiled kernels are kept, None if they cannot be
 hold_settings("CACHE_DIR", "CPU_FEATURES", *CODE_SETTINGS)

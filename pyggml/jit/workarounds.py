@@ -5,11 +5,9 @@ user's before they are read, and threads of its own for this package's loops.
 Each changes private methods of Numba, and does nothing where another version lacks them.
 """
 
-import gc
 import hashlib
 import io
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from llvmlite.binding import Linkage
-from numba.core import config, event
+from numba.core import config
 from numba.core.caching import CacheImpl, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
@@ -187,32 +185,6 @@ def check_files(folder: Path) -> None:
     IndexDataCacheFile._open_for_write = open_summed
     IndexDataCacheFile._load_index = load_whole_index
     IndexDataCacheFile._load_data = load_whole_data
-
-
-class _Pause(event.Listener):  # type: ignore[misc]  # Numba has no annotations
-    """Python's collector of cycles, off while any thread compiles or waits to compile."""
-
-    def __init__(self) -> None:
-        self._lock, self._n, self._was_on = threading.Lock(), 0, False
-
-    def on_start(self, _: Any) -> None:
-        with self._lock:
-            if self._n == 0:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._n += 1
-
-    def on_end(self, _: Any) -> None:
-        with self._lock:
-            self._n -= 1
-            if self._n == 0 and self._was_on:
-                gc.enable()
-
-
-def compile_without_collecting() -> None:
-    """Look for no garbage while Numba compiles. Its objects are in cycles and many, nearly all of
-    them alive: going through them again and again would take an eighth of the time to compile."""
-    event.register("numba:compiler_lock", _Pause())
 
 
 def _is_whole(path: str) -> bool:

@@ -1,11 +1,8 @@
 """What kernels call is compiled for kernels alone, until Python calls it too."""
 
-import gc
-
 import numba
 import numpy as np
 import pytest
-from numba.core import event
 from processes import printed
 
 from pyggml.jit import JIT
@@ -100,22 +97,3 @@ def test_a_part_is_kept_apart_from_the_kernel_that_python_calls(tmp_path):
     ]
     assert [line.split()[1] for line in found] == ["True", "True", "False", "False"]
     assert len({line.split()[0] for line in found}) == 1
-
-
-def test_no_garbage_is_looked_for_while_kernels_compile():
-    looks = []
-
-    class Look(event.Listener):
-        def on_start(self, _):
-            looks.append(gc.isenabled())
-
-        def on_end(self, _):
-            pass
-
-    @declare
-    def one_more(x):
-        return x + 1
-
-    with event.install_listener("numba:compile", Look()):
-        assert one_more(2) == 3
-    assert looks and not any(looks) and gc.isenabled()
