@@ -21,6 +21,9 @@ from pyggml.sizes import round_up
 MOST_TOKENS = 512  # in one pass, llama.cpp's ubatch
 STEP = 16  # passes of more tokens are padded to multiples of it
 _LOGITS_STEP = 32  # logits of more tokens than there are slots are padded likewise
+# Tokens whose rows are computed to the end, at least, where there are more: as many as take the
+# paths of all (pyggml.backends.cpu.rewrites.early_rows).
+_FEWEST_ROWS = 64
 _MOST_KEPT = 32  # bound programs
 
 
@@ -41,7 +44,7 @@ class TokenPass:
     logits   (n, n_vocab) float32
     tokens, positions, rows, span, length, slots
              the arrays of its Inputs, to be filled
-    of       (n,) int32, the tokens whose logits can be had
+    of       int32, the tokens whose last rows are computed; the first of them have logits
     first_of the first rows of the logits, by their number
     """
 
@@ -177,7 +180,8 @@ class TokenPasses:
     ) -> tuple[tuple[Tensor, ...], Tensor, Taps | None]:
         """The leaves of a pass, its logits and the activations that are read."""
         inputs = Inputs.empty(n_tokens, with_rows=True)
-        of = zeros((n_logits,), I32, "of")
+        n_rows = max(n_logits, _FEWEST_ROWS) if n_tokens > _FEWEST_ROWS else n_logits
+        of = zeros((n_rows,), I32, "of")
         assert inputs.rows is not None
         slots = zeros((n_tokens,), I32, "slots")
         at = inputs.positions, inputs.rows, inputs.span, inputs.length
@@ -185,5 +189,5 @@ class TokenPasses:
         put_together(*filled)
         inputs = replace(inputs, slots=Slots(slots, self.n_rows))
         taps = model.taps()
-        rows = of if n_tokens > 1 else None
+        rows = (of, n_logits) if n_tokens > 1 else None
         return filled, build(model.parts, inputs, model.adapters, self.cache, rows, taps), taps

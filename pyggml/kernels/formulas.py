@@ -100,7 +100,9 @@ def loop_of(formula: Formula, kinds: Kinds, of_results: Kinds = ()) -> Callable[
     return define(loop_text(name, formula, kinds, of_results), name, NAMES)
 
 
-def _loop(formula: Formula, kinds: Kinds, fuses: bool = False, of_results: Kinds = ()) -> Any:
+def compiled_loop(
+    formula: Formula, kinds: Kinds, fuses: bool = False, of_results: Kinds = ()
+) -> Any:
     """The loop that tasks call. Its name says what its text is."""
     text = loop_text("", formula, kinds, of_results)
     name = f"{formula.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -118,7 +120,7 @@ def _code(loop: Any, text: str, *takes: Any) -> Code:
 def code_of(formula: Formula, kinds: Kinds, of_results: Kinds = ()) -> Code:
     """The task, whose machine code reads a tuple: results, sources, of these types, settings."""
     of_results = of_results or (F32,) * len(formula.results)
-    loop, every = _loop(formula, kinds, of_results=of_results), (*of_results, *kinds)
+    loop, every = compiled_loop(formula, kinds, of_results=of_results), (*of_results, *kinds)
     text = _task_text(loop.__name__, len(every), formula.settings)
     items = (types.uint16 if kind is BF16 else types.float32 for kind in every)
     arrays = [types.Array(item, 1, "C") for item in items]
@@ -127,7 +129,7 @@ def code_of(formula: Formula, kinds: Kinds, of_results: Kinds = ()) -> Code:
 
 @cache
 def _rows_code(formula: Formula) -> Code:
-    loop = _loop(formula, (F32, F32))
+    loop = compiled_loop(formula, (F32, F32))
     rows = types.Array(types.float32, 2, "C")
     return _code(loop, _rows_text(loop.__name__), rows, rows, rows, types.intp)
 
@@ -161,7 +163,10 @@ def by_formula(formula: Formula) -> Callable[[Site], Call]:
 @cache
 def _step_code(of: Formula) -> Code:
     """The task of `by_step`; its tuple: p, moments, sources, settings."""
-    loop, n = _loop(of, (F32,) * len(of.sources), fuses=True), len(of.results) + len(of.sources)
+    loop, n = (
+        compiled_loop(of, (F32,) * len(of.sources), fuses=True),
+        len(of.results) + len(of.sources),
+    )
     values = [f"s[{i}]" for i in range(len(of.settings))]
     takes = [types.Array(types.float32, 1, "C")] * (n + 1)
     return _code(loop, _task_text(loop.__name__, n, ["s"], values), *takes)

@@ -25,6 +25,7 @@ from pyggml.ops import (
     linear_cross_entropy_by_row,
     linear_soft_cross_entropy,
     mul_mat,
+    narrow,
     scale,
     soft_cross_entropy,
     tanh,
@@ -117,18 +118,18 @@ def build(
     inputs: Inputs,
     adapters: Sequence[LoraPairs] = (),
     cache: Cache | None = None,
-    of: Tensor | None = None,
+    of: tuple[Tensor, int] | None = None,
     taps: Taps | None = None,
 ) -> Tensor:
-    """Logits (T, n_vocab) of the tokens in `inputs`, or (n, n_vocab) of those that `of` (n,) int32
-    names.
+    """Logits (T, n_vocab) of the tokens in `inputs`, or (n, n_vocab) of the first n that a vector
+    of int32 names, `of` = (vector, n).
 
     taps: which activations are read or changed.
     """
     net = Net(parts.weights, inputs, adapters, cache, taps)
     h = parts.decoder.hidden(net)
     if of is not None:
-        h, net.logits_of = get_rows(h, of), of
+        h, net.logits_of = (narrow(t, 0, 0, of[1]) for t in (get_rows(h, of[0]), of[0]))
     return parts.decoder.logits(net, h).named("logits")
 
 

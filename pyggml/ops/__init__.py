@@ -113,6 +113,7 @@ from pyggml.ops.optim import (
 )
 from pyggml.ops.optim_8bit import opt_step_adamw_8bit
 from pyggml.ops.optim_half import opt_step_half
+from pyggml.ops.product.gated import mul_mat_gated
 from pyggml.ops.product.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
 from pyggml.ops.product.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.product.rescale import rescale
@@ -130,19 +131,20 @@ from pyggml.ops.recurrent.wkv import gated_linear_attn, rwkv_wkv6, rwkv_wkv7
 __all__ = [
     "OPS", "abs_", "acc", "accumulate", "add", "add1", "add_id", "add_inplace", "advance", "after",
     "arange", "argmax", "argsort", "ceil", "chunk_span", "clamp", "clip_factor", "clip_norm",
-    "col2im_1d", "concat", "cont", "conv_1d", "conv_2d", "conv_2d_direct", "conv_2d_dw",
-    "conv_transpose_1d", "conv_transpose_2d", "cos", "count_equal", "cpy", "cross_entropy_by_row",
-    "cross_entropy_loss", "cross_entropy_loss_back", "cross_entropy_rows",
-    "cross_entropy_rows_back", "cumsum", "detach", "diag", "diag_mask_inf", "diag_mask_zero", "div",
-    "dropout", "dup", "elu", "exp", "expm1", "fill", "fill_inplace", "flash_attn_ext", "floor",
-    "gated_delta_net", "gated_linear_attn", "geglu", "geglu_erf", "geglu_quick", "gelu",
-    "gelu_back", "gelu_erf", "gelu_quick", "get_rows", "get_rows_back", "group_norm",
-    "group_norm_back", "halve", "hardsigmoid", "hardswish", "im2col", "l2_norm", "l2_norm_back",
-    "leaky_relu", "likeliest", "linear_cross_entropy", "linear_cross_entropy_by_row",
-    "linear_soft_cross_entropy", "log", "log_temperature", "mean", "mul", "mul_mat", "mul_mat_add",
-    "mul_mat_id", "mul_mat_id_back", "mul_mat_low_rank", "narrow", "neg", "norm", "norm_back",
-    "opt_step_adamw", "opt_step_adamw_8bit", "opt_step_half", "opt_step_lion", "opt_step_sgd",
-    "out_prod", "out_prod_add", "out_prod_id", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
+    "col2im_1d",
+    "concat", "cont", "conv_1d", "conv_2d", "conv_2d_direct", "conv_2d_dw", "conv_transpose_1d",
+    "conv_transpose_2d", "cos", "count_equal", "cpy", "cross_entropy_by_row", "cross_entropy_loss",
+    "cross_entropy_loss_back", "cross_entropy_rows", "cross_entropy_rows_back", "cumsum", "detach",
+    "diag", "diag_mask_inf", "diag_mask_zero", "div", "dropout", "dup", "elu", "exp", "expm1",
+    "fill", "fill_inplace", "flash_attn_ext", "floor", "gated_delta_net", "gated_linear_attn",
+    "geglu", "geglu_erf", "geglu_quick", "gelu", "gelu_back", "gelu_erf", "gelu_quick", "get_rows",
+    "get_rows_back", "group_norm", "group_norm_back", "halve", "hardsigmoid", "hardswish", "im2col",
+    "l2_norm", "l2_norm_back", "leaky_relu", "likeliest", "linear_cross_entropy",
+    "linear_cross_entropy_by_row", "linear_soft_cross_entropy", "log", "log_temperature", "mean",
+    "mul", "mul_mat", "mul_mat_add", "mul_mat_gated", "mul_mat_id", "mul_mat_id_back",
+    "mul_mat_low_rank", "narrow", "neg", "norm", "norm_back", "opt_step_adamw",
+    "opt_step_adamw_8bit", "opt_step_half", "opt_step_lion", "opt_step_sgd", "out_prod",
+    "out_prod_add", "out_prod_id", "out_prod_low_rank", "out_prod_low_rank_add", "pad",
     "pad_reflect_1d", "permute", "pool_1d", "pool_2d", "reglu", "relu", "repeat", "repeat_back",
     "rescale", "rescale_back", "rescale_back_out_prod", "rescale_back_out_prod_id",
     "rescale_back_rows", "reshape", "rms_norm", "rms_norm_back", "rms_norm_mul",

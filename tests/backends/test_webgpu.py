@@ -36,7 +36,7 @@ WITHOUT_A_KERNEL = {
     "opt_step_sgd_clipped",
     "pad",
     "pad_back", "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
-    "pool_max_back", "linear_cross_entropy_back_w",
+    "pool_max_back", "linear_cross_entropy_back_w", "mul_mat_gated",
     "rescale_back_linear_cross_entropy",
     "rescale_back_out_prod_id", "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7", "set",
     "solve_tri", "solve_tri_t", "ssm_scan", "ssm_scan_back",

@@ -10,7 +10,8 @@ from processes import python
 
 from pyggml import ops, threads
 from pyggml.alloc import plan
-from pyggml.backends.cpu import CPU
+from pyggml.backends.cpu import CPU, rewrites
+from pyggml.backends.cpu.rewrites.early_rows import early_rows
 from pyggml.backends.cpu.rewrites.joint_backs import JOINT_BACK
 from pyggml.backends.cpu.rewrites.joint_products import JOINT_PRODUCTS
 from pyggml.backends.cpu.rewrites.onto_sums import ONTO_SUMS
@@ -18,13 +19,14 @@ from pyggml.backends.cpu.rewrites.thin_first import thin_first
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.backward.rounding import round_gradients
 from pyggml.graph import Graph, Notes
-from pyggml.graph.dtypes import BF16, F16, F32
+from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
 from pyggml.graph.op import OPS
 from pyggml.graph.table import by_table
 from pyggml.graph.tensor import leaf
 from pyggml.jit import JIT
-from pyggml.kernels.gemm import rounds_matrices
+from pyggml.kernels.gemm import paths, rounds_matrices
 from pyggml.ops.activation.glu import SWIGLU_BACK
+from pyggml.quants import quantize
 from pyggml.runtime import Devices, results, run, schedule
 
 T, N, FF, R = 5, 24, 40, 3
@@ -376,3 +378,84 @@ def test_wide_float_matrices_and_lone_products_stay():
     wide = Graph.of(ops.mul_mat(w, x), ops.mul_mat(normal(FF, N), x))
     apart = Graph.of(ops.mul_mat(w, x), ops.mul_mat(normal(R, N), ops.sqr(x)))
     assert thin_first(wide) is wide and thin_first(apart) is apart
+
+
+# -- rows that alone are read ---------------------------------------------------------------------
+
+
+def last_rows(n_read, n_tokens=40, also_read=False):
+    """Rows of a norm of a sum, of which a product with a weight is one part."""
+    x, o = normal(n_tokens, N), normal(n_tokens, N)
+    w = leaf((RNG.standard_normal((N, N)) / 8).astype(np.float16))
+    total = ops.add(x, ops.mul_mat(w, o))
+    h = ops.rms_norm_mul(total, normal(N))
+    ids = leaf(RNG.integers(0, n_tokens, n_read).astype(np.int32))
+    return Graph.of(ops.get_rows(h, ids), *[total] * also_read)
+
+
+def test_what_is_read_of_a_result_is_computed_alone():
+    graph = last_rows(n_read=36)
+    early = early_rows(graph, "f32")
+    assert sorted(names(early)) == ["add", "get_rows", "get_rows", "mul_mat", "rms_norm_mul"]
+    assert {t.shape[0] for t in early.nodes} == {36}
+    assert same_bits(as_it_is(early), as_it_is(graph))
+
+
+@pytest.mark.parametrize("also_read", [False, True])
+def test_a_product_of_fewer_rows_by_another_path_stays_and_so_does_what_others_read(also_read):
+    graph = last_rows(n_read=36 if also_read else 1, also_read=also_read)
+    early = early_rows(graph, "f32")
+    (product,) = (t for t in early.nodes if t.op.name == "mul_mat")
+    assert len(product.shape) == 2 and product.shape[0] == 40
+    assert same_bits(as_it_is(early), as_it_is(graph))
+
+
+# -- gate and up ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """Products of many rows are on tiles, emulated where the CPU has none."""
+    at = paths.PATHS.index(paths.strided.STRIDED) + 1
+    monkeypatch.setattr(paths, "PATHS", (*paths.PATHS[:at], paths.tiles.MANY, *paths.PATHS[at:]))
+    of_paths = paths.path_of, paths.scratch_bytes, paths.packing
+    for remembered in of_paths:
+        remembered.cache_clear()
+    yield
+    for remembered in of_paths:
+        remembered.cache_clear()
+
+
+def packed(*shape):
+    rows = RNG.standard_normal(shape).astype(np.float32) / 8
+    return leaf(quantize(rows, "Q8_0"), dtype=DTYPES["Q8_0"])
+
+
+def gated(unit, is_read=False, n_tokens=50):
+    x, g, u, down = normal(n_tokens, 64), packed(96, 64), packed(96, 64), packed(32, 96)
+    gate, up = ops.mul_mat(g, x), ops.mul_mat(u, x)
+    return Graph.of(ops.mul_mat(down, unit(gate, up)), *[up] * is_read)
+
+
+@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
+@pytest.mark.parametrize("unit", [ops.swiglu, ops.geglu])
+def test_gate_and_up_are_one_product_on_tiles_and_the_bits_are_the_same(unit, tiles):
+    """What comes of it is written in bfloat16, as down's product rounds it."""
+    graph = gated(unit)
+    joint = rewrites.rewritten(graph, "bf16")
+    assert names(joint) == ["mul_mat_gated", "mul_mat"] and joint.nodes[0].dtype is BF16
+    assert same(as_it_is(joint, "bf16"), as_it_is(graph, "bf16"))
+
+
+@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
+def test_up_that_is_read_and_products_of_few_rows_stay_apart(tiles):
+    for graph in gated(ops.swiglu, is_read=True), gated(ops.swiglu, n_tokens=20):
+        assert names(rewrites.rewritten(graph, "bf16")).count("mul_mat") == 3
+    assert names(rewrites.rewritten(gated(ops.swiglu), "f32")).count("mul_mat") == 3
+
+
+@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
+def test_on_many_threads_gate_and_up_stay_apart(tiles, monkeypatch):
+    graph = gated(ops.swiglu)
+    monkeypatch.setattr(threads, "most", lambda: 17)
+    assert names(rewrites.rewritten(graph, "bf16")).count("mul_mat") == 3

@@ -267,7 +267,7 @@ WITHOUT = {
     "ggml's function for it aborts": "flash_attn_back",
     "ggml searches the windows again, pyggml has kept where each maximum was": "pool_max_back",
     "ggml has the order of its graph for it": "after",
-    "several nodes in ggml": """mul_mat_add out_prod_add get_rows_back_add
+    "several nodes in ggml": """mul_mat_add mul_mat_gated out_prod_add get_rows_back_add
         rms_norm_mul clip_norm clip_factor opt_step_adamw_clipped opt_step_lion_clipped
         opt_step_sgd_clipped""",
     "LoRA's update within a product": """mul_mat_low_rank out_prod_low_rank

@@ -47,6 +47,14 @@ def is_wanted(f, task):
 
 
 @kernel
+def columns_of(f, task):
+    """A task's columns, of a frame that has n and so many in a task: the first, and the one past
+    the last; none if nothing is left of them."""
+    first = team_of(f, task) * f.columns
+    return first, min(first + f.columns, f.n) if is_wanted(f, task) else first
+
+
+@kernel
 def take_group(f, task, thread, i, is_first):
     """The i-th group that a task multiplies: in its first pass over k the next of its team's, in
     others that of its first pass. −1 if there is none."""

@@ -172,7 +172,7 @@ def test_every_op_has_a_kernel():
     what it alone trains: the output matrix below a fused loss, and the scales of experts."""
     views = {name for name, op in OPS.items() if op.memory is Memory.VIEW}
     joint = {"swiglu_back", "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add"}
-    joint |= {"linear_cross_entropy_back_w", "rescale_back_linear_cross_entropy"}
+    joint |= {"mul_mat_gated", "linear_cross_entropy_back_w", "rescale_back_linear_cross_entropy"}
     joint |= {"rescale_back_out_prod_id", "get_rows_back_add", "accumulate"}
     joint |= {"clip_factor", *(step.name for step in CLIPPED.values())}
     assert set(kernels()) == set(OPS) - views - joint

@@ -7,9 +7,10 @@ from normals import normal
 from pyggml import threads
 from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
+from pyggml.graph.tensor import leaf
 from pyggml.jit import JIT, exact
 from pyggml.kernels.gemm import reference
-from pyggml.kernels.gemm.amx import product, tiles
+from pyggml.kernels.gemm.amx import gated, product, tiles
 from pyggml.kernels.gemm.amx.product import (
     BACKWARD_COLUMNS,
     BACKWARD_DEPTH,
@@ -18,7 +19,9 @@ from pyggml.kernels.gemm.amx.product import (
 )
 from pyggml.kernels.gemm.amx.tiles import SIDE, STEP
 from pyggml.kernels.gemm.path import Operands, Problem
+from pyggml.ops.activation.glu import SWIGLU, swiglu
 from pyggml.quants import QUANTS, quantize
+from pyggml.runtime import run
 
 from measures import nmse
 
@@ -180,3 +183,29 @@ def test_what_is_not_finite_stays_in_its_row(rng):
     found = multiply("mul_mat", x, w, "Q8_0", 40)
     assert np.isnan(found[1]).all() and not np.isfinite(found[3]).any()
     assert np.isfinite(found[[0, 2, 4]]).all()
+
+
+# -- gate and up ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_narrow", [False, True])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "kind"), [(5, 40, 64, "Q8_0"), (70, 200, 3072, "Q4_K"), (33, 320, 96, "F16")]
+)
+def test_the_unit_of_gate_and_up_has_the_bits_of_both_apart(m, n, k, kind, is_narrow, rng):
+    a, weights = normal(rng, m, k), [quantize(normal(rng, n, k) / 8, kind) for _ in range(2)]
+    gate, up = (multiply("mul_mat", a, w, kind, n) for w in weights)
+    (wanted,) = run(swiglu(leaf(gate), leaf(up)))
+    p = Problem("mul_mat", m, n, k, dtype(kind), "bf16")
+    memory = CPU().alloc(gated.layout(p).n_bytes)
+    memory[:] = 255
+    c = np.full((m, n), 0xFFFF, np.uint16) if is_narrow else np.full((m, n), np.nan, np.float32)
+    o = Operands(c, a, weights[0], memory, False)
+    assert gated.takes(p) and SWIGLU.formula is not None
+    gated.call_of(p, o, weights[1], SWIGLU.formula)()
+    np.testing.assert_array_equal(c, bits(wanted) if is_narrow else wanted)
+
+
+def test_rows_that_are_too_long_for_panels_of_both_are_not_taken():
+    assert not gated.takes(Problem("mul_mat", 64, 64, 8192, dtype("Q8_0"), "bf16"))
+    assert not gated.takes(Problem("mul_mat", 64, 64, 256, dtype("Q8_0"), "f32"))

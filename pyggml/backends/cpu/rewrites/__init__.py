@@ -1,5 +1,7 @@
 """What the CPU changes in a graph that it runs alone. It keeps every bit of a result."""
 
+from pyggml.backends.cpu.rewrites.early_rows import early_rows
+from pyggml.backends.cpu.rewrites.gated_products import gated_products
 from pyggml.backends.cpu.rewrites.joint_backs import JOINT_BACK
 from pyggml.backends.cpu.rewrites.joint_products import JOINT_PRODUCTS
 from pyggml.backends.cpu.rewrites.narrow import narrow_rows, round_in_products
@@ -16,5 +18,6 @@ TABLE = ((JOINT_BACK,) if JIT else ()) + JOINT_PRODUCTS + ONTO_SUMS
 
 def rewritten(graph: Graph, compute: Compute) -> Graph:
     """The graph as the CPU computes it."""
-    graph = narrow_rows(thin_first(by_table(graph, TABLE)), compute)
+    graph = by_table(early_rows(graph, compute), (*gated_products(compute), *TABLE))
+    graph = narrow_rows(thin_first(graph), compute)
     return round_in_products(graph, compute)

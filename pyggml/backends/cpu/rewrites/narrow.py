@@ -1,6 +1,7 @@
 """Rows that products alone read are written in bfloat16, and products round matrices, on the CPU.
 
-A product with a matrix in BF16 rounds its rows as it packs them. In F32 they are twice the bytes,
+A product with a matrix in BF16 rounds its rows as it packs them, on tiles one with packed weights
+does too. In F32 they are twice the bytes,
 which are written once and read by the product, by the gradient of the matrix, and by a copy that is
 kept for it. A matrix that is trained in F32 is rounded as its panels are packed: a copy in BF16 is
 written once and read once. The bits of the products are the same.
@@ -27,11 +28,12 @@ from pyggml.ops.layout.cpy import CPY, cpy
 from pyggml.ops.layout.layout import TRANSPOSE
 from pyggml.ops.layout.rows import GET_ROWS
 from pyggml.ops.norm.norm_mul import RMS_NORM_MUL
+from pyggml.ops.product.gated import MUL_MAT_GATED
 from pyggml.ops.product.matmul import MUL_MAT, OUT_PROD, OUT_PROD_ADD
 from pyggml.ops.product.problem import problem_of, swap_axes
 from pyggml.quants import dequantize, quantize
 
-_WRITERS = (RMS_NORM_MUL, SWIGLU, SWIGLU_BACK)
+_WRITERS = (RMS_NORM_MUL, SWIGLU, SWIGLU_BACK, MUL_MAT_GATED)
 _PRODUCTS = {op.name for op in (MUL_MAT, OUT_PROD, OUT_PROD_ADD)}  # those made of them, too
 
 
@@ -70,11 +72,7 @@ def _rounds(graph: Graph, reader: Tensor, t: Tensor, compute: Compute) -> bool:
 def _packs(product: Tensor, t: Tensor, compute: Compute) -> bool:
     """Whether a product rounds its rows t, and its path takes them in BF16."""
     assert product.op is not None
-    if (
-        product.op.name not in _PRODUCTS
-        or t in product.src[:-1]
-        or product.src[-2].dtype is not BF16
-    ):
+    if product.op.name not in _PRODUCTS or t in product.src[:-1] or product.src[-2].dtype is F32:
         return False
     return _is_taken(product, compute)
 

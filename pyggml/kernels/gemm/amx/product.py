@@ -56,7 +56,7 @@ from pyggml.kernels.gemm.beside import (
 from pyggml.kernels.gemm.frames import Product, columns_from, rows_from
 from pyggml.kernels.gemm.panels import rounded_up
 from pyggml.kernels.gemm.path import Operands, Problem, ProductPath, flat
-from pyggml.kernels.gemm.teams import Team, is_wanted, take_group, team_arrays, team_of, teams
+from pyggml.kernels.gemm.teams import Team, columns_of, take_group, team_arrays, teams
 from pyggml.sizes import round_up
 
 # Columns of a task, forward at most, and numbers of k in one of its passes: so much of B stays in
@@ -156,16 +156,9 @@ def _put_edge(c, start, ldc, edge, n_rows, n_columns, added):
             to[j] = edge[i, j] + (to[j] if added else np.float32(0))
 
 
-@kernel
-def _columns_of(f, task):
-    """A task's columns: the first, and the one past the last; none if nothing is left of them."""
-    first = team_of(f, task) * f.columns
-    return first, min(first + f.columns, f.n) if is_wanted(f, task) else first
-
-
 @task_code(TileProduct)
 def _forward_task(f, task, thread):
-    columns = _columns_of(f, task)
+    columns = columns_of(f, task)
     here, n = rows_from(f.w, columns[0]), columns[1] - columns[0]
     configure()
     for k0 in range(0, f.k if n else 0, FORWARD_DEPTH):
@@ -178,7 +171,7 @@ def _forward_task(f, task, thread):
 
 @task_code(TileProduct)
 def _backward_task(f, task, thread):
-    columns = _columns_of(f, task)
+    columns = columns_of(f, task)
     here, n = columns_from(f.w, columns[0]), columns[1] - columns[0]
     configure()
     for k0 in range(0, f.k if n else 0, BACKWARD_DEPTH):
