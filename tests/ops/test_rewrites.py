@@ -410,7 +410,7 @@ def test_a_product_of_fewer_rows_by_another_path_stays_and_so_does_what_others_r
     assert same_bits(as_it_is(early), as_it_is(graph))
 
 
-# -- gate and up ----------------------------------------------------------------------------------
+# -- products on tiles ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -429,6 +429,19 @@ def tiles(monkeypatch):
 def packed(*shape):
     rows = RNG.standard_normal(shape).astype(np.float32) / 8
     return leaf(quantize(rows, "Q8_0"), dtype=DTYPES["Q8_0"])
+
+
+@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
+def test_rows_that_a_product_reads_as_columns_are_rounded_beside_packed_weights(tiles):
+    """As dx = out_prod(W, dyᵀ) reads those of dy."""
+    dy = ops.rms_norm_mul(normal(50, 96), normal(96))
+    graph = Graph.of(ops.out_prod(packed(96, 64), ops.transpose(dy)))
+    rewritten = rewrites.rewritten(graph, "bf16")
+    assert [t.dtype for t in rewritten.nodes] == [BF16, BF16, F32]
+    assert same(as_it_is(rewritten, "bf16"), as_it_is(graph, "bf16"))
+
+
+# -- gate and up ----------------------------------------------------------------------------------
 
 
 def gated(unit, is_read=False, n_tokens=50):
