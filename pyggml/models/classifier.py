@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyggml.graph.tensor import Tensor
-from pyggml.models.config import POOLINGS, ModelConfig, Reader
+from pyggml.models.config import ModelConfig, Reader
 from pyggml.models.net import Net
 from pyggml.models.norm import LayerNorm
 from pyggml.models.part import Part
@@ -66,12 +66,12 @@ def read_classifier(
     eps: of its norm, if it may have one."""
     rows = [r.shapes.get(f"{name}.weight", (0,))[0] for name in ("cls", "cls.output")]
     usual = "mean" if mean else "last" if c.causal else "cls"
-    number = r.count("classifier.pooling_type", -1, least=-1, most=len(POOLINGS) - 1)
+    pooling = r.pooling("classifier.pooling_type")
     if not any(rows) or max(rows) > _MOST_LABELS:
         return None
     return Classifier(
         n_embd=c.n_embd,
-        pooling="mean" if number == POOLINGS.index("mean") else usual,
+        pooling="mean" if pooling == "mean" else usual,
         n_hidden=rows[0],
         n_labels=rows[1],
         activation=activation,

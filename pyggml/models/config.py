@@ -9,6 +9,7 @@ from pyggml.gguf import StringArray
 from pyggml.graph.tensor import Shape
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by llama.cpp's numbers of them
+_UNSPECIFIED = 2**32 - 1
 LONG_FACTORS = "rope_factors_long.weight"  # rotary factors of long sequences
 
 # Upper bounds: far above any model, far below the overflow of a shape.
@@ -77,6 +78,14 @@ class Reader:
             return value
         self._refuse(key, value, f"wanted {least}" + (f" to {top}" if top > least else ""))
         return least
+
+    def pooling(self, key: str) -> str | None:
+        """How the file says that a text becomes one vector; None where it does not. llama.cpp's
+        number for that is -1, which it writes as an unsigned one."""
+        if self._value(key) == _UNSPECIFIED:
+            return None
+        number = self.count(key, -1, least=-1, most=len(POOLINGS) - 1)
+        return POOLINGS[number] if number >= 0 else None
 
     def original_context(self) -> int:
         """The context before rotary positions were scaled for longer ones."""
@@ -223,14 +232,8 @@ def read_config(r: Reader, causal: bool = True) -> ModelConfig:
         n_blocks=n_blocks,
         n_ctx_short=r.original_context() if LONG_FACTORS in r.shapes else None,
         causal=r.flag("attention.causal", causal),
-        pooling=_read_pooling(r),
+        pooling=r.pooling("pooling_type"),
     )
-
-
-def _read_pooling(r: Reader) -> str | None:
-    """How the file says that a text becomes one vector; None where it does not."""
-    number = r.count("pooling_type", -1, least=-1, most=len(POOLINGS) - 1)
-    return POOLINGS[number] if number >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)

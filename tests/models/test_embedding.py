@@ -56,6 +56,8 @@ def test_the_file_says_how_texts_are_pooled_and_what_tokens_see(llama):
     for causal, usual in unsaid.items():
         assert llama(attention__causal=causal).embedder().pooling == usual
     assert llama(pooling_type=2).embedder().pooling == "cls"
+    for unspecified in (-1, 2**32 - 1):  # the second as llama.cpp writes it
+        assert llama(pooling_type=unspecified).embedder().pooling == "last"
     first, both = (llama(attention__causal=causal) for causal in (True, False))
     changed = [*TEXTS[0][:-1], 9]
     for model, moves in ((first, False), (both, True)):
