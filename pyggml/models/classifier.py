@@ -7,7 +7,7 @@ text; its score is the first of the classifier's outputs.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.config import ModelConfig, Reader
 from pyggml.models.net import Net
 from pyggml.models.norm import LayerNorm
@@ -53,6 +53,11 @@ class Classifier(Part):
         return soft_max(x) if self.softmax else x
 
 
+def _rows(shape: Shape) -> int:
+    """Of a matrix, 0 of none; one of a single row may lie in a file as a vector."""
+    return 1 if len(shape) == 1 else next(iter(shape), 0)
+
+
 def read_classifier(
     r: Reader,
     c: ModelConfig,
@@ -64,7 +69,7 @@ def read_classifier(
 ) -> Classifier | None:
     """The classifier of a file that has one. mean: texts are pooled so where the file does not say.
     eps: of its norm, if it may have one."""
-    rows = [r.shapes.get(f"{name}.weight", (0,))[0] for name in ("cls", "cls.output")]
+    rows = [_rows(r.shapes.get(f"{name}.weight", ())) for name in ("cls", "cls.output")]
     usual = "mean" if mean else "last" if c.causal else "cls"
     pooling = r.pooling("classifier.pooling_type")
     if not any(rows) or max(rows) > _MOST_LABELS:

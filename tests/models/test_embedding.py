@@ -114,3 +114,13 @@ def test_what_cannot_be_embedded_is_refused(llama):
 def test_what_sees_later_tokens_continues_no_text(llama):
     with pytest.raises(ModelError, match="a llama whose tokens see later ones has no next token"):
         Session(llama(attention__causal=False), 8)
+
+
+def test_a_classifier_s_only_row_may_be_a_vector(tiny, rng):
+    """As llama.cpp writes it, whose tensors have no outer axes of one."""
+    row, scores = rng.standard_normal((1, 16)).astype(np.float32), []
+    for head in (row, row[0]):
+        model = pyggml.load(tiny("qwen3", tensors={"cls.output.weight": head}), compute="f32")
+        scores.append(model.embed(TEXTS, "rank", normalise=False))
+    assert np.shape(scores[0]) == (len(TEXTS), 1)
+    np.testing.assert_array_equal(scores[1], scores[0])
