@@ -40,6 +40,7 @@ SUFFIXES = (".lora_a", ".lora_b")
 ALPHAS, FIXED_RANKS = "pyggml.lora.alphas", "pyggml.lora.fixed_ranks"
 BASE_NAME = "general.base_model.0.name"
 _NORM = "_norm.weight"
+_LARGEST = float(np.finfo(np.float32).max)
 _INVOCATION = "adapter.alora.invocation_tokens"
 TIED = (
     "this model's output matrix is its token embedding, and llama.cpp would apply an update of the "
@@ -49,10 +50,10 @@ TIED = (
 
 def read_weighted(given: AdapterFile, parts: Parts) -> LoraPairs:
     """The updates of a file, times its weight. Raises AdapterError as `read_adapter` does, and for
-    a weight that is no finite number."""
+    a weight that is no number, or none that float32 holds."""
     path, weight = given if isinstance(given, tuple) else (given, 1.0)
-    if not isinstance(weight, int | float) or not np.isfinite(weight):
-        raise AdapterError(f"{path}: its weight is {weight!r}, wanted a finite number")
+    if not isinstance(weight, int | float) or not abs(weight) <= _LARGEST:
+        raise AdapterError(f"{path}: its weight is {short(weight)}, wanted a number of float32")
     pairs = read_adapter(path, parts)
     return pairs if weight == 1 else pairs.times(weight)
 

@@ -51,7 +51,9 @@ def check_ids(tokens: Ids, n_vocab: int, name: str) -> np.ndarray:
         ids = np.asarray(tokens)
     except ValueError:  # rows of unlike length
         raise DataError(f"{name}: lists of unlike length, wanted one row of integers") from None
-    if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+    if ids.size == 0:
+        raise DataError(f"{name}: empty, wanted at least one token")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise DataError(f"{name}: {ids.dtype} of shape {ids.shape}, wanted one row of integers")
     if ids.astype(np.uint64).max() >= n_vocab:  # as those below 0 are, then
         raise DataError(f"{name}: ids from {ids.min()} to {ids.max()}, wanted 0 to {n_vocab - 1}")

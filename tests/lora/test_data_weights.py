@@ -77,10 +77,11 @@ def test_a_file_is_held_out_in_place_of_a_share(tmp_path):
     assert {*corpus.validation.tokens.ravel()} == {ord("b")}
 
 
-def test_what_is_read_more_often_by_a_fraction_is_read_once_more_at_least(tmp_path):
+@pytest.mark.parametrize("weight", ["0.01", "1e-2", "1.0e-02"])
+def test_what_is_read_more_often_by_a_fraction_is_read_once_more_at_least(tmp_path, weight):
     """Twelve windows at 0.01: one in each epoch, another each time."""
     (a,) = files(tmp_path, "a.txt")
-    train = read_corpus(f"{a}:0.01", Bytes(), CONFIG).train
+    train = read_corpus(f"{a}:{weight}", Bytes(), CONFIG).train
     read_once = [train.order(0, epoch).tolist() for epoch in range(12)]
     assert {len(order) for order in read_once} == {1}
     assert sorted(chain(*read_once)) == list(range(12))

@@ -88,6 +88,12 @@ def test_damaged_keys_are_refused(stack, tmp_path, keys):
         pyggml.load(MODEL, path)
 
 
+@pytest.mark.parametrize("weight", [1e39, -(10**40), np.inf, np.nan, "0.5"])
+def test_a_weight_that_float32_does_not_hold_is_refused(weight):
+    with pytest.raises(AdapterError, match="lora.gguf: its weight is .*, wanted a number of float"):
+        pyggml.load(MODEL, (ADAPTER, weight))
+
+
 @pytest.mark.quick
 def test_eval_compares_stacks(stack):
     a, b = stack

@@ -14,7 +14,7 @@ from pyggml.lora.data.reading.files import RowFaults
 from pyggml.lora.data.tokens.documents import Notes
 
 MOST_WEIGHT = 1000.0
-_WEIGHTED = re.compile(r"(?s)(.+):(\d+(?:\.\d*)?|\.\d+)")
+_WEIGHTED = re.compile(r"(?s)(.+):((?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
