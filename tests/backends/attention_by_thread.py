@@ -27,7 +27,8 @@ def attend(q, k, v, span, sharing, token=0, size=SIZE, in_clusters=True):
     blocks, of_cluster = sharing // together, N_PARTS if in_clusters else 0
     batch = 4 if together == 3 else 8  # two warps of two blocks go round twice
     shape = decode._Shape(
-        size, "F16", together, blocks, False, False, True, token != 0, of_cluster, batch
+        size, "F16", together, blocks, False, False, True, token != 0, of_cluster, batch,
+        token != 0,
     )  # fmt: skip
     sums = np.full(n_heads * N_PARTS * (size + 2), np.nan, np.float32)
     out, lse = np.full(n_heads * size, np.nan, np.float32), np.zeros(n_heads, np.float32)

@@ -97,5 +97,8 @@ normed(("Q4_K", "Q6_K"), 512, 2)
 normed(("Q2_K", "Q4_K"), 256, 1)  # which has minima of halves, and which has not
 normed(("Q8_0", "Q8_0"), 160, 1)  # groups of no full warp; both parts run the same code
 gated("gated")
+few_rows.BLOCKS, few_rows.MOST_WARPS = 1, 6  # a block, whose warps have two chunks each
+few_rows._beside_one_alone = lambda: 82 << 10  # of 84,032 bytes
+gated("gated, sums over A", n=50)
 few_rows.least_shared = lambda: 0
 gated("gated, a chunk at a time")

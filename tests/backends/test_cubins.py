@@ -32,7 +32,7 @@ kinds = [
 found = [device_formula(OPS[name].formula) for name in ("silu_back", "gelu_back")]
 found += [four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS")]
 found += [few_rows._kernel((kind,), True, False) for kind in kinds]
-found += [_attend(_Shape(128, "F16", 2, 1, False, True, True, False, 4, 8))]
+found += [_attend(_Shape(128, "F16", 2, 1, False, True, True, False, 4, 8, False))]
 texts = [json.dumps(description_of(k)) for k in found]
 print([hashlib.sha256(t.encode()).hexdigest() for t in texts])
 """

@@ -138,6 +138,28 @@ def test_what_may_begin_early():
     assert may_begin_early(calls, waits) == [True, True, True, False, False, False, True]
 
 
+def test_what_a_launch_that_leads_awaits_is_not_read_early_by_the_next():
+    w, x, y, z = (cuda.to_device(np.zeros(4, np.float32)) for _ in "wxyz")
+
+    def early(out, a, b):
+        pass
+
+    def leading(out, a, b):
+        pass
+
+    begins_early(early, lambda arguments: arguments[2:])
+    begins_early(leading, lambda arguments: arguments[2:], leads=True)
+    steps = (
+        launch(early, 1, 1, None, x, w, w),
+        launch(leading, 1, 1, None, y, x, w, writes=[y]),
+        launch(early, 1, 1, None, z, y, x, writes=[z]),  # x: by the first, which may still run
+        launch(early, 1, 1, None, y, z, x),  # the third has awaited both
+    )
+    calls = [BoundCall(in_turn(*steps), bound_to(x, y, z))]
+    waits = side_by_side(calls)[1]()
+    assert may_begin_early(calls, waits) == [True, True, False, True]
+
+
 @pytest.mark.skipif(SIMULATED, reason="the simulator captures nothing")
 def test_launches_that_begin_early_wait_for_what_they_read_and_write(card):
     """Two arrays in turn: each launch reads what the last one writes, and writes what it reads."""

@@ -35,6 +35,7 @@ from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
+    follow,
     least_shared,
     release_others,
 )
@@ -56,7 +57,8 @@ class _Shape(NamedTuple):
     """What a kernel is compiled for: the size of a head, the type of keys, heads of a block, blocks
     of heads that share their keys, whether scores have a bias, whether they have a cap, whether all
     lie in fours, whether the heads of the token are made here, the blocks of a query if they are a
-    cluster, else 0, the keys that a warp reads at once."""
+    cluster, else 0, the keys that a warp reads at once, whether others are released when those
+    before have ended."""
 
     head_size: int
     key_type: str
@@ -68,6 +70,7 @@ class _Shape(NamedTuple):
     makes_heads: bool
     of_cluster: int
     batch: int
+    releases_first: bool
 
     @property
     def mine(self) -> int:
@@ -201,6 +204,11 @@ def _sums_putter(shape: _Shape) -> Any:
     return put_sums
 
 
+@device
+def _nothing():
+    pass
+
+
 @cache
 def _attend(shape: _Shape) -> Any:
     head_size, n_together, batch = shape.head_size, shape.n_together, shape.batch
@@ -212,6 +220,7 @@ def _attend(shape: _Shape) -> Any:
     place, begin, finish = joiners(n_together, head_size, _WARPS, shape.of_cluster)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
     spread, of_heads, of_cluster = _spread(shape), n_together * mine, shape.of_cluster
+    wait, release = (follow, _nothing) if shape.releases_first else (await_others, release_others)
     of_keys, of_scores, of_own, of_tops = batch * mine, spread.n, 2 * mine, spread.n_own
 
     @partial(kernel, shared_bytes=least_shared())
@@ -219,8 +228,7 @@ def _attend(shape: _Shape) -> Any:
         place()
         barrier = cuda.shared.array(1, np.uint64)
         begin(barrier)
-        ends = cuda.shared.array(of_ends, np.float32)
-        sums = cuda.shared.array(of_sums, np.float32)
+        ends, sums = cuda.shared.array(of_ends, np.float32), cuda.shared.array(of_sums, np.float32)
         held, o = cuda.local.array(of_heads, np.float32), cuda.local.array(of_heads, np.float32)
         keys, values = cuda.local.array(of_keys, np.float32), cuda.local.array(of_keys, np.float32)
         raw_k, raw_v = cuda.local.array(of_raw, raw_type), cuda.local.array(of_raw, raw_type)
@@ -235,7 +243,7 @@ def _attend(shape: _Shape) -> Any:
         key = np.int32(start + np.int32((part * _WARPS + warp) * batch))
         fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)
         sums[warp, 0, 0] = as_float(bits_of_all((out, lse, q, sinks, sizes, factors, token)))
-        await_others()
+        wait()
         for i in range(of_tops):
             tops[i], weights[i] = MINUS_INF, ZERO
         for g in range(n_together):
@@ -253,7 +261,7 @@ def _attend(shape: _Shape) -> Any:
                 replace(keys, values, own, new_row, this, last)
             score(z, held, keys, head, query, this, last, mask, sizes, factors)
             carry(o, tops, weights, z, values)
-        release_others()
+        release()
         put_sums(sums, ends, o, tops, weights, warp, lane)
         cuda.syncthreads()
         finish(barrier, out, lse, partials, tickets, sinks, sums, ends, query, head, sizes)
@@ -264,8 +272,9 @@ def _attend(shape: _Shape) -> Any:
     return begins_early(attend, lambda arguments: arguments[5:8])  # keys, values and their span
 
 
-def bind(site: CudaSite, token: Token | None = None) -> Call:
-    """The launch. token: of the only query, whose heads are not made yet, nor in the cache."""
+def bind(site: CudaSite, token: Token | None = None, releases_first: bool = False) -> Call:
+    """The launch. token: of the only query, whose heads are not made yet, nor in the cache;
+    releases_first: as _Shape has it."""
     node = site.node
     q, k, v, span, *_ = site.src
     q = q if token is None else token.q
@@ -281,6 +290,7 @@ def bind(site: CudaSite, token: Token | None = None) -> Call:
     shape = _Shape(
         head_size, node.src[1].dtype.name, n_together, blocks, has_bias, node.params["cap"] > 0,
         vectorized, token is not None, of_cluster, _batch(node),
+        releases_first,
     )  # fmt: skip
     return launch(
         _attend(shape), (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream,

@@ -30,7 +30,7 @@ from pyggml.backends.cuda.gemm.packed_dots import (
 )
 from pyggml.backends.cuda.gemm.problem import CudaOperands, CudaProblem, CudaProductPath
 from pyggml.backends.cuda.runtime.driver import cuda
-from pyggml.backends.cuda.runtime.early import begins_early, follow, least_shared
+from pyggml.backends.cuda.runtime.early import begins_early, follow, lead, least_shared
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import HAS_PTX
 from pyggml.backends.cuda.weights.packed import (
@@ -52,6 +52,9 @@ BLOCKS = 132  # one for each multiprocessor of a large card
 MOST_WARPS, _FEWEST_WARPS = 16, 8  # of a block; the fewest round A at once
 _WARPS_BESIDE = 14  # of each of two blocks that have 72 registers a thread, which is enough
 _RESERVED = 2 << 10  # bytes of shared memory that two blocks have for themselves
+_STEP = 128  # in which a multiprocessor gives them
+_SHORT = 8  # units: a row of as many is multiplied while the next launch's weights come
+_FEW_BITS, _FEWEST_BITS = 8, 5  # a weight: see `has_few_bits` and `_with_room`
 _SHARED = 200 << 10  # bytes that a block takes at most, of a card that has them
 
 
@@ -118,11 +121,14 @@ def _slab_bytes(unit: PackedUnit, rows: int, k: int) -> int:
 def _largest_chunk() -> int:
     names = (name for name, quant in QUANTS.items() if quant.dtype.quantised)
     units = (unit_of(name, GROUP * MOST_GROUPS) for name in names)
-    return max(_chunk_bytes(unit) for unit in units if unit is not None)
+    return max(_chunk_bytes(unit) for unit in units if unit is not None) + _BEYOND
 
 
 def _chunk_bytes(unit: PackedUnit) -> int:
-    return CHUNK * unit.n_bytes + 16  # a load of the last word may go beyond
+    return CHUNK * unit.n_bytes
+
+
+_BEYOND = 16  # bytes: a load of the last chunk's last word may go beyond
 
 
 class LaunchPlan(NamedTuple):
@@ -152,6 +158,62 @@ def plan(
     return LaunchPlan(kinds, blocks, cuts, layout, n_warps, max(n_bytes, least_shared()))
 
 
+def has_few_bits(dtype: DType) -> bool:
+    """Whether products with W of this type leave the memory idle while launches follow each other,
+    so that the next ones begin as early as they can. With Q8_0 it is busy, and what begins early
+    takes its bandwidth from the launch that is waited for."""
+    return dtype.quantised and 8 * dtype.block_bytes < _FEW_BITS * dtype.block
+
+
+def _bits(kinds: Sequence[DotShape]) -> float:
+    return max(8 * kind.unit.n_bytes / (GROUP * kind.unit.n_groups) for kind in kinds)
+
+
+def _leads(kinds: Sequence[DotShape], has_norm: bool) -> bool:
+    """Whether a launch lets the next one begin before it waits: of few bits and short rows, such as
+    attention's output."""
+    of_a = kinds[0]
+    is_plain = len(kinds) == of_a.rows == 1 and not of_a.is_gated and not has_norm
+    return is_plain and of_a.units <= _SHORT and _bits(kinds) < _FEW_BITS
+
+
+def _with_room(p: LaunchPlan, has_norm: bool) -> LaunchPlan:
+    """The same where a block of the next launch finds room beside each block of one that leads.
+
+    Two blocks of that would share some multiprocessors, as attention has blocks on others: so a
+    block takes more than half of one. A block with more bits a weight does not, as gate and up's
+    would then have no room. Theirs has its sums over A's digits, if it needs that to fit."""
+    if _bits(p.kinds) >= _FEW_BITS:
+        return p
+    if _leads(p.kinds, has_norm) and _bits(p.kinds) < _FEWEST_BITS:
+        return p._replace(n_bytes=max(p.n_bytes, _bytes_alone()))
+    return _over_a(p) if p.n_bytes > _beside_one_alone() else p
+
+
+def _bytes_alone() -> int:
+    """Of shared memory: more than half of a multiprocessor's, of which `least_shared` is a third;
+    0 where that is."""
+    return least_shared() and 3 * least_shared() // 2 - _RESERVED // 2 + _STEP
+
+
+def _beside_one_alone() -> int:
+    """Bytes of a multiprocessor's shared memory that a block that stands alone leaves to one of the
+    next launch."""
+    return 3 * least_shared() - _RESERVED - _bytes_alone()
+
+
+def _over_a(p: LaunchPlan) -> LaunchPlan:
+    """The same with sums over A's digits, if it then fits beside a block that stands alone."""
+    of_a, layout = p.kinds[0], p.layout
+    sums, chunks = p.cuts[0].most << of_a.is_gated, layout.sums
+    n_bytes = p.n_bytes - (layout.chunks - chunks)
+    fits = 4 * sums <= layout.a.digits and sums // CHUNK <= 2 * p.n_warps
+    if len(p.kinds) > 1 or of_a.rows > 1 or not fits or n_bytes > _beside_one_alone():
+        return p
+    kinds, layout = (of_a._replace(over_a=True),), layout._replace(sums=0, chunks=chunks)
+    return p._replace(kinds=kinds, layout=layout, n_bytes=n_bytes)
+
+
 def products(
     parts: Sequence[FewRowsProduct],
     a: Any,
@@ -162,7 +224,8 @@ def products(
 ) -> Call:
     """The launch. `serves` holds for all parts."""
     of_norm, vectorized = norm_argument(a, k, norm)
-    p = plan(parts, share_out([p.w.size for p in parts], BLOCKS), rows, k, vectorized)
+    shares = share_out([part.w.size for part in parts], BLOCKS)
+    p = _with_room(plan(parts, shares, rows, k, vectorized), norm is not None)
     ends = tuple(np.int64(n) for n in np.cumsum(p.blocks))
     run = _kernel(p.kinds, norm is not None, _has_room_beside(p))
     return launch(
@@ -238,10 +301,10 @@ def _shared_layout(
     chunks = round_up(sums + max(4 * rows * cut.most * n for cut, n in both), 16)
     chunk = max(_chunk_bytes(kind.unit) for kind in kinds)
     tasks = max(cut.most // CHUNK * n for cut, n in both)
-    most = max(1, min(MOST_WARPS, (shared_bytes() - chunks) // chunk))
+    most = max(1, min(MOST_WARPS, (shared_bytes() - chunks - _BEYOND) // chunk))
     n_chunks = -(-tasks // -(-tasks // most))
     n_warps = n_chunks if tasks > n_chunks else max(n_chunks, _FEWEST_WARPS)
-    n_bytes = chunks + n_chunks * chunk
+    n_bytes = chunks + n_chunks * chunk + _BEYOND
     # A second chunk of each warp, if that leaves a block of the next launch its third.
     second = n_chunks * chunk
     if tasks == n_chunks or n_bytes + second > min(shared_bytes(), 2 * least_shared() - _RESERVED):
@@ -268,7 +331,8 @@ _SOURCE = """
     first, n_rows = rows_of(part[5], number)
     BEGIN
     arguments = part[0], part[1], part[4], part[6], a, k, layout, norm
-    floats[np.uint64(layout.sums >> 2)] = as_float(bits_of_all(arguments))  # as early.py says
+    free = np.uint64((layout.a.digits >> 2) - 1)  # of the room after the last unit
+    floats[free] = as_float(bits_of_all(arguments))  # as early.py says
     follow()
     round_a(memory, floats, a, k, layout.a, norm)
     read_added(held, part, first, min(n_rows, part[4] - first))
@@ -316,18 +380,17 @@ def by_kind(line: str, n_kinds: int, room: str = "    ") -> str:
 
 def _has_room_beside(p: LaunchPlan) -> bool:
     """Whether a block leaves the next launch's, of any kind, half of a multiprocessor's registers:
-    with one row of A and few bits a weight. With Q8_0 the memory is busy, and what begins early
-    takes its bandwidth from the launch that is waited for."""
-    bits = max(8 * kind.unit.n_bytes / (GROUP * kind.unit.n_groups) for kind in p.kinds)
-    return p.kinds[0].rows == 1 and bits < 8 and p.n_warps <= _WARPS_BESIDE
+    with one row of A and few bits a weight."""
+    return p.kinds[0].rows == 1 and _bits(p.kinds) < _FEW_BITS and p.n_warps <= _WARPS_BESIDE
 
 
 @cache
 def _kernel(kinds: tuple[DotShape, ...], has_norm: bool, has_room_beside: bool) -> Any:
     # In rows of A and units of a row all are alike, as k is; a gated product is alone.
-    of_a = kinds[0]
+    of_a, leads = kinds[0], _leads(kinds, has_norm)
     names: dict[str, Any] = {
-        "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of, "follow": follow,
+        "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of,
+        "follow": lead if leads else follow,
         "as_float": ptx.as_float, "bits_of_all": ptx.bits_of_all,
         "read_added": adds_reader(of_a.rows), "finish": finisher(of_a, has_norm),
         "round_a": digits.rounder(
@@ -339,7 +402,7 @@ def _kernel(kinds: tuple[DotShape, ...], has_norm: bool, has_room_beside: bool) 
     source = compile_closure(_source(kinds), "multiply", names)
     most, least = (_WARPS_BESIDE, 2) if has_room_beside else (MOST_WARPS, 1)
     run = kernel(source, 32 * most, shared_bytes(), least_blocks=least)
-    return begins_early(run, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
+    return begins_early(run, lambda of: [w for part in of[0] for w in part[2:4]], leads)
 
 
 # -- the path -----------------------------------------------------------------------------------

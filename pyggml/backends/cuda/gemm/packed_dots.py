@@ -45,6 +45,8 @@ class DotShape(NamedTuple):
     vectorized  whether A, and the weights of a norm, lie as load_four wants them
     is_whole    whether W ends with a whole chunk
     has_halves  whether A's factors have the sums of halves of groups; alike in all of a launch
+    over_a      whether the sums of units lie where the digits of A's only row were: a warp keeps
+                those of its chunks, two at most, until all are multiplied
     """
 
     unit: PackedUnit
@@ -54,6 +56,7 @@ class DotShape(NamedTuple):
     vectorized: bool
     is_whole: bool
     has_halves: bool
+    over_a: bool = False
 
 
 class Cut(NamedTuple):
@@ -256,11 +259,35 @@ def _copies_beginner(kind: DotShape) -> Any:
 
 
 @cache
+def _sum_putters(kind: DotShape) -> tuple[Any, Any]:
+    """What writes a lane's sum of a task and of row t; and its sums of the last two tasks of a
+    warp, of which the next one would be `task`, where there have been as many."""
+    rows, is_gated = kind.rows, kind.is_gated
+
+    @device
+    def put(floats, layout, cut, task, t, total):
+        of_matrix = ((task & is_gated) * rows + t) * cut.most
+        number = (task >> is_gated) * CHUNK + (cuda.threadIdx.x & 31)
+        floats[np.uint64((layout.sums >> 2) + of_matrix + number)] = total
+
+    @device
+    def put_both(floats, layout, cut, task, last, before):
+        n_warps = cuda.blockDim.x >> 5
+        if task >= n_warps:
+            put(floats, layout, cut, task - n_warps, 0, last)
+        if task >= 2 * n_warps:
+            put(floats, layout, cut, task - 2 * n_warps, 0, before)
+
+    return put, put_both
+
+
+@cache
 def adder(kind: DotShape) -> Any:
     unit, units, rows, is_gated = kind.unit, kind.units, kind.rows, kind.is_gated
     multiply, fetch = _multiplier(unit, rows, kind.has_halves), _chunk_fetcher(kind)
     bounds, x_unit = _bounds(kind), digits.unit_digits(unit.n_groups)
-    f_unit = digits.unit_factors(unit.n_groups, kind.has_halves)
+    f_unit, over_a = digits.unit_factors(unit.n_groups, kind.has_halves), kind.over_a
+    put, put_both = _sum_putters(kind)
 
     @device
     def add(memory, floats, part, layout, first_row, n_rows):
@@ -269,7 +296,7 @@ def adder(kind: DotShape) -> Any:
         cut, here = part[5], layout.chunks + warp * layout.chunk
         first, n_tasks = bounds(first_row, n_rows)
         there, step = here + layout.second, 2 * n_warps if layout.second else n_warps
-        task = np.int64(warp)
+        task, last, before = np.int64(warp), ZERO, ZERO
         while task < n_tasks:
             number = (task >> is_gated) * CHUNK + lane
             of_row = np.int64(np.uint32(number) % np.uint32(units))
@@ -284,10 +311,15 @@ def adder(kind: DotShape) -> Any:
             if not layout.second:
                 ptx.commit_copies()
             here, there = there, here
-            for t in range(rows):
-                of_matrix = ((task & is_gated) * rows + t) * cut.most
-                floats[np.uint64((layout.sums >> 2) + of_matrix + number)] = products[t]
+            if over_a:
+                last, before = products[0], last
+            else:
+                for t in range(rows):
+                    put(floats, layout, cut, task, t, products[t])
             task += n_warps
+        if over_a:
+            cuda.syncthreads()
+            put_both(floats, layout, cut, task, last, before)
 
     return add
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pyggml.backends.cuda.runtime.driver import address
-from pyggml.backends.cuda.runtime.early import read_early
+from pyggml.backends.cuda.runtime.early import leads, read_early
 from pyggml.backends.cuda.runtime.kernel import BoundCall, CudaSite
 from pyggml.backends.cuda.runtime.launches import arrays, steps
 from pyggml.backends.cuda.runtime.waits import Range, StepAccess, Waits, waits
@@ -37,21 +37,24 @@ def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
     """For each step: whether it may begin before the steps that it waits for have ended (early.py).
 
     What it reads early must be written by none before it but such as have ended when one of these
-    is released: those that this one waits for itself.
+    releases it: those that this one waits for itself, unless it leads.
     """
     may_begin, writers = list[bool](), list[tuple[Range, int]]()
-    ended = list[int]()  # of each step, bits of all steps that have ended when it is released
+    # Of each step, bits of all steps that have ended when it releases others, and when it ends.
+    released, ended = list[int](), list[int]()
     every = [step for call in calls for step in steps(call)]
     for i, (step, access) in enumerate(zip(every, _accesses(calls), strict=True)):
-        early, over = read_early(step), 0
+        early, over, awaited = read_early(step), 0, 0
         for j in before[i]:
-            over |= ended[j]
+            over |= released[j]
+            awaited |= ended[j] | 1 << j
         may_begin.append(
             early is not None
             and all(over >> j & 1 or not r.meets(w) for r in ranges(early) for w, j in writers)
         )
         writers += ((w, i) for w in access.writes)
-        ended.append(over | sum(1 << j for j in before[i]))
+        released.append(over if leads(step) else awaited)
+        ended.append(awaited)
     return may_begin
 
 

@@ -6,7 +6,8 @@ launch before it makes, such as weights. It calls `await_others`, in all threads
 anything else and before it writes at all; when that returns, those before it have ended. Then, or
 when it has read most of what they made, it calls `release_others`: those that wait may begin.
 As it has awaited others before, they may read early what those others made, after a fence: experts
-of a token are chosen two launches before their last product.
+of a token are chosen two launches before their last product. They may not where it released them
+before it waited (`lead`).
 
 The release is where it measured best. A token of Qwen3-1.7B after 512 takes, on an H100, in µs:
 
@@ -16,7 +17,8 @@ The release is where it measured best. A token of Qwen3-1.7B after 512 takes, on
 | Q4_K_M | 1322 | 1337 | 1206 | 1164 |
 
 On an H200 Q4_K_M takes 784 µs where products release when A is read, and 762 when others have
-ended, as they do since.
+ended, as they do since. With fewer than eight bits a weight attention does too, and its output's
+product releases before it waits (docs/cards.md).
 
 A multiprocessor reads a launch's arguments through a cache of its own that begins empty, 64 bytes
 at a time. So such a kernel reads them before it waits, and puts a word of their bits where shared
@@ -33,7 +35,7 @@ Cards before Hopper (compute capability 9.0) have no such launch.
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from pyggml.backends.cuda.code.jit import ALWAYS_SHARED, device, kernel, most_shared
 from pyggml.backends.cuda.code.ptx import plain
@@ -50,14 +52,18 @@ release_others = plain("griddepcontrol.launch_dependents;", since=_SINCE)
 
 Reads = Callable[[tuple[Any, ...]], Iterable[Any]]
 _EARLY: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
+_LEADING: WeakSet[Any] = WeakSet()  # of them, those that begin with `lead`
 
 
-def begins_early(run: Any, reads: Reads) -> Any:
+def begins_early(run: Any, reads: Reads, leads: bool = False) -> Any:
     """The kernel, noted as one that calls `await_others` and `release_others`.
 
     reads: of a launch's arguments, the arrays that it reads before it waits
+    leads: whether it releases others before it waits, by `lead`
     """
     _EARLY[run] = reads
+    if leads:
+        _LEADING.add(run)
     return run
 
 
@@ -67,6 +73,14 @@ def follow():
     its blocks are placed while the last ones before it end."""
     await_others()
     release_others()
+
+
+@device
+def lead():
+    """Release others, then await others: the next launch's blocks are placed, and fetch weights,
+    while the last launch runs. What that one makes they must not read early."""
+    release_others()
+    await_others()
 
 
 def follower(run: Any) -> Any:
@@ -86,6 +100,11 @@ def read_early(step: Call) -> list[Any] | None:
         if launched in _EARLY:
             return list(_EARLY[launched](arguments))
     return None
+
+
+def leads(step: Call) -> bool:
+    """Whether a step releases others before it has awaited others."""
+    return any(launched in _LEADING for launched, _ in launches(step))
 
 
 def knows_early() -> bool:

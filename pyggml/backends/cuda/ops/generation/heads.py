@@ -16,10 +16,11 @@ from pyggml.backends.cuda.attention.one_token import Token, serves
 from pyggml.backends.cuda.code.formulas import ONE, ZERO
 from pyggml.backends.cuda.code.jit import device, kernel
 from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_sum
+from pyggml.backends.cuda.gemm.few_rows import has_few_bits
 from pyggml.backends.cuda.ops.layout.rows import faults_of_rows
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.fusion import Fusion, drawn, near
-from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite
+from pyggml.backends.cuda.runtime.kernel import Compute, CudaSite, is_of
 from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.backends.cuda.runtime.simulator import small
 from pyggml.backends.kit.places import span
@@ -176,7 +177,9 @@ def _bind_attended(sites: Sequence[CudaSite], is_read: Sequence[bool]) -> Call:
         (*q_norm.scalars, *k_norm.scalars), q_turn.src[1], k_put.src[2], k_put.out, v_put.out,
         n_rows, (k_put.faults.cell, no_row),
     )  # fmt: skip
-    return decode.bind(attention, token)
+    product = q_norm.node.src[0].root
+    releases_first = is_of(product, "mul_mat") and has_few_bits(product.src[0].dtype)
+    return decode.bind(attention, token, releases_first)
 
 
 def _queries_and_puts(
