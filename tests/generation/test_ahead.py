@@ -208,7 +208,7 @@ def test_an_answer_that_a_stop_string_ends(apart, prompt):
 
 def test_a_prompt_is_refused_even_where_no_token_is_wanted(apart, prompt):
     assert list(complete(apart, prompt, 0)) == []
-    with pytest.raises(DataError, match="wanted one row of integers"):
+    with pytest.raises(DataError, match="empty, wanted at least one token"):
         list(complete(apart, [], 0))
     with pytest.raises(DataError, match="do not fit into a context of 3"):
         list(complete(apart, prompt, 5, n_ctx=3))

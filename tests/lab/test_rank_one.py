@@ -72,7 +72,7 @@ def test_several_tokens_and_a_short_change(model, covariance, clean):
 
 def test_bad_input_is_refused(model, covariance, clean):
     for given, kind, said in (
-        (([], [1], 0, 0, covariance), DataError, "wanted one row of integers"),
+        (([], [1], 0, 0, covariance), DataError, "empty, wanted at least one token"),
         ((clean, [10**6], 0, 0, covariance), DataError, "wanted 0 to"),
         ((clean, [1], 0, 99, covariance), DataError, "at is 99, wanted a position of the prompt's"),
         ((clean, [1], 5, 0, covariance), ConfigError, "there is no block 5"),

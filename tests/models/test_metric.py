@@ -178,7 +178,7 @@ def test_mistakes_are_named(model, metric, name, error, said):
 def test_what_is_missing_is_named(model):
     with pytest.raises(ConfigError, match="grad takes names to differentiate by"):
         model.grad(difference, IDS)
-    with pytest.raises(DataError, match="wanted one row of integers"):
+    with pytest.raises(DataError, match="empty, wanted at least one token"):
         model.grad(difference, [], "blk.0.out")
 
 

@@ -194,7 +194,7 @@ def test_cells_that_do_not_fit_are_named(model, cells, error, said):
 SWEEPS = [
     (lambda m: m.sweep(difference, IDS), ConfigError, "sweep takes names of what cells change"),
     (lambda m: m.sweep(difference, IDS, "blk.0.outt"), ConfigError, "did you mean 'blk.0.out'"),
-    (lambda m: m.sweep(difference, [], "*.out"), DataError, "wanted one row of integers"),
+    (lambda m: m.sweep(difference, [], "*.out"), DataError, "empty, wanted at least one token"),
     (lambda m: m.sweep(3, IDS, "*.out"), ConfigError, "the metric is 3, wanted a function"),
     (lambda m: m.sweep(difference, IDS, "*.out", n_cells=0), ConfigError, "n_cells is 0, wanted 1"),
 ]
