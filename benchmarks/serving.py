@@ -1,6 +1,7 @@
 """What `pyggml serve` costs through HTTP, beside `pyggml generate` in turns.
 
 usage: serving.py MODEL [--rounds 5] [--tokens 128] [--prompt 512] [--streams 8] [--threads N]
+                  [--device cpu]
        serving.py MODEL --against LLAMA_SERVER [--race 1 2 4 8 16 32] [--long 4096] [...]
 
 The second one races it against llama-server (benchmarks/streams.py). The first one prints a JSON
@@ -54,7 +55,7 @@ class Server:
         n_ctx = options.prompt + options.tokens + SHORT
         command = [sys.executable, "-P", "-m", "pyggml.cli", "serve", "-m", str(options.model)]
         command += ["--port", "0", "--parallel", str(options.streams), "--ctx", str(n_ctx)]
-        command += ["--threads", str(options.threads)]
+        command += ["--threads", str(options.threads), "--device", options.device]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -101,7 +102,7 @@ def rate(times: Sequence[Sequence[float]]) -> float:
 
 def generate(options: argparse.Namespace) -> None:
     """The other process: generation as the command line does it, a run for every line it reads."""
-    model = load(options.model)
+    model = load(options.model, device=options.device)
     pyggml.threads.set(options.threads)
     ends = [id for id in range(model.config.n_vocab) if model.tokenizer.is_eog(id)]
     rng = np.random.default_rng(0)
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="as of `pyggml serve`, such as cuda")
     parser.add_argument("--in-turns", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--against", help="the path of llama-server")
     parser.add_argument("--race", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
