@@ -147,8 +147,10 @@ def report(options: argparse.Namespace, rounds: list[dict[str, float]]) -> Itera
     def of(name: str) -> float:
         return round(median(r[name] for r in rounds), 4)
 
-    def ratio(name: str, to: str) -> float:
-        return round(median(r[name] / r[to] for r in rounds), 3)
+    def ratio(name: str, to: str) -> float | None:
+        """None where the processor's clock, of ten milliseconds, counted nothing."""
+        ratios = [r[name] / r[to] for r in rounds if r[to]]
+        return round(median(ratios), 3) if ratios else None
 
     for cpu in ("", " cpu"):
         kind = {"clock": cpu.strip() or "wall"}
