@@ -82,7 +82,8 @@ class Reader:
     def pooling(self, key: str) -> str | None:
         """How the file says that a text becomes one vector; None where it does not. llama.cpp's
         number for that is -1, which it writes as an unsigned one."""
-        if self._value(key) == _UNSPECIFIED:
+        value = self._value(key)
+        if isinstance(value, int) and value == _UNSPECIFIED:
             return None
         number = self.count(key, -1, least=-1, most=len(POOLINGS) - 1)
         return POOLINGS[number] if number >= 0 else None
