@@ -54,12 +54,12 @@ def test_with_an_adapter(golden_file, golden):
 @pytest.mark.parametrize("backends", [(), (SeparateCPU("f32"),)], ids=["host", "device"])
 def test_a_session_frees_its_memory_when_it_is_dropped(tiny, backends, monkeypatch):
     """Cache and arena, those of programs that have given way too, without Python's search for what
-    refers to itself."""
+    refers to itself: of that a graph has 130 KB, the cache 1 MB."""
     monkeypatch.setattr(passes, "_MOST_KEPT", 1)
     model = pyggml.load(tiny("qwen3"), compute="f32", backends=backends)
 
     def use() -> int:
-        session = Session(model, 4096)
+        session = Session(model, 8192)
         session.feed(np.arange(40) % 11)
         assert session.feed([1, 2]).any()
         return session.n_bytes
