@@ -163,10 +163,8 @@ def by_formula(formula: Formula) -> Callable[[Site], Call]:
 @cache
 def _step_code(of: Formula) -> Code:
     """The task of `by_step`; its tuple: p, moments, sources, settings."""
-    loop, n = (
-        compiled_loop(of, (F32,) * len(of.sources), fuses=True),
-        len(of.results) + len(of.sources),
-    )
+    loop = compiled_loop(of, (F32,) * len(of.sources), fuses=True)
+    n = len(of.results) + len(of.sources)
     values = [f"s[{i}]" for i in range(len(of.settings))]
     takes = [types.Array(types.float32, 1, "C")] * (n + 1)
     return _code(loop, _task_text(loop.__name__, n, ["s"], values), *takes)

@@ -129,7 +129,8 @@ def build(
     net = Net(parts.weights, inputs, adapters, cache, taps)
     h = parts.decoder.hidden(net)
     if of is not None:
-        h, net.logits_of = (narrow(t, 0, 0, of[1]) for t in (get_rows(h, of[0]), of[0]))
+        rows, n = of
+        h, net.logits_of = narrow(get_rows(h, rows), 0, 0, n), narrow(rows, 0, 0, n)
     return parts.decoder.logits(net, h).named("logits")
 
 

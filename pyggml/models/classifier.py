@@ -54,8 +54,10 @@ class Classifier(Part):
 
 
 def _rows(shape: Shape) -> int:
-    """Of a matrix, 0 of none; one of a single row may lie in a file as a vector."""
-    return 1 if len(shape) == 1 else next(iter(shape), 0)
+    """Of a matrix, 0 if there is none. One of a single row may lie in a file as a vector."""
+    if not shape:
+        return 0
+    return 1 if len(shape) == 1 else shape[0]
 
 
 def read_classifier(

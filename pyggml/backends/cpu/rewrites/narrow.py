@@ -1,10 +1,10 @@
 """Rows that products alone read are written in bfloat16, and products round matrices, on the CPU.
 
-A product with a matrix in BF16 rounds its rows as it packs them, on tiles one with packed weights
-does too. In F32 they are twice the bytes,
-which are written once and read by the product, by the gradient of the matrix, and by a copy that is
-kept for it. A matrix that is trained in F32 is rounded as its panels are packed: a copy in BF16 is
-written once and read once. The bits of the products are the same.
+A product with a matrix in BF16 rounds its rows as it packs them, and on tiles so does one with
+packed weights. In F32 the rows are twice the bytes, which are written once and read by the product,
+by the gradient of the matrix, and by a copy that is kept for it. A matrix that is trained in F32 is
+rounded as its panels are packed: a copy in BF16 is written once and read once. The bits of the
+products are the same.
 """
 
 from collections.abc import Iterator
