@@ -22,7 +22,7 @@ def bf16_op(op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -> Op:
 
     def in_f32(src: Sequence[Tensor]) -> list[Tensor]:
         is_half = [i in reads and s.dtype is BF16 for i, s in enumerate(src)]
-        return [_widened(s) if half else s for s, half in zip(src, is_half, strict=True)]
+        return [_f32_leaf_like(s) if half else s for s, half in zip(src, is_half, strict=True)]
 
     def spec(*src: Tensor, **params: Any) -> Spec:
         plain = op.spec(*in_f32(src), **params)
@@ -40,6 +40,6 @@ def bf16_op(op: Op, reads: tuple[int, ...], writes: tuple[int, ...]) -> Op:
     return replace(op, spec=spec, saved=saved, samples=samples, grad=NO_GRAD, halves=False)
 
 
-def _widened(t: Tensor) -> Tensor:
+def _f32_leaf_like(t: Tensor) -> Tensor:
     """An F32 leaf that lies in memory as t does, so that a view of rows as columns stays one."""
     return Tensor(t.shape, F32, strides=tuple(2 * step for step in t.strides))

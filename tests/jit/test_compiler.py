@@ -57,17 +57,17 @@ def branching(x, n):
     return total, {"a": x}, f"{n}", parts
 
 
-def listed(part):
+def variables_of(part):
     """As Numba lists them: whatever lies in a part, in its order."""
     if isinstance(part, ir.Var):
         return [part]
     if isinstance(part, ir.Expr):
-        return listed(part._kws)
+        return variables_of(part._kws)
     if isinstance(part, ir.Inst):
-        return listed(vars(part))
+        return variables_of(vars(part))
     if isinstance(part, list | tuple | dict):
         parts = part.values() if isinstance(part, dict) else part
-        return [variable for each in parts for variable in listed(each)]
+        return [variable for each in parts for variable in variables_of(each)]
     return []
 
 
@@ -77,7 +77,7 @@ def test_every_variable_of_an_instruction_is_listed_in_its_order():
     instructions = [each for block in blocks for each in block.body]
     assert len(instructions) > 40
     for each in instructions:
-        assert each.list_vars() == listed(each), each
+        assert each.list_vars() == variables_of(each), each
 
 
 def test_no_garbage_is_looked_for_while_kernels_compile():

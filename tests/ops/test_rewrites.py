@@ -19,14 +19,14 @@ from pyggml.backends.cpu.rewrites.thin_first import thin_first
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.backward.rounding import round_gradients
 from pyggml.graph import Graph, Notes
-from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
+from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.op import OPS
 from pyggml.graph.table import by_table
 from pyggml.graph.tensor import leaf
 from pyggml.jit import JIT
 from pyggml.kernels.gemm import paths, rounds_matrices
 from pyggml.ops.activation.glu import SWIGLU_BACK
-from pyggml.quants import quantize
+from pyggml.ops.layout.cpy import packed_leaf
 from pyggml.runtime import Devices, results, run, schedule
 
 T, N, FF, R = 5, 24, 40, 3
@@ -415,7 +415,10 @@ def test_a_product_of_fewer_rows_by_another_path_stays_and_so_does_what_others_r
 
 @pytest.fixture
 def tiles(monkeypatch):
-    """Products of many rows are on tiles, emulated where the CPU has none."""
+    """Products of many rows are on tiles, emulated where the CPU has none. Their tasks are machine
+    code: without the JIT there are none to try."""
+    if not JIT:
+        pytest.skip("tasks need the JIT")
     at = paths.PATHS.index(paths.strided.STRIDED) + 1
     monkeypatch.setattr(paths, "PATHS", (*paths.PATHS[:at], paths.tiles.MANY, *paths.PATHS[at:]))
     of_paths = paths.path_of, paths.scratch_bytes, paths.packing
@@ -426,16 +429,14 @@ def tiles(monkeypatch):
         remembered.cache_clear()
 
 
-def packed(*shape):
-    rows = RNG.standard_normal(shape).astype(np.float32) / 8
-    return leaf(quantize(rows, "Q8_0"), dtype=DTYPES["Q8_0"])
+def q8_0(*shape):
+    return packed_leaf(RNG, shape, "Q8_0")
 
 
-@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 def test_rows_that_a_product_reads_as_columns_are_rounded_beside_packed_weights(tiles):
     """As dx = out_prod(W, dyᵀ) reads those of dy."""
     dy = ops.rms_norm_mul(normal(50, 96), normal(96))
-    graph = Graph.of(ops.out_prod(packed(96, 64), ops.transpose(dy)))
+    graph = Graph.of(ops.out_prod(q8_0(96, 64), ops.transpose(dy)))
     rewritten = rewrites.rewritten(graph, "bf16")
     assert [t.dtype for t in rewritten.nodes] == [BF16, BF16, F32]
     assert same(as_it_is(rewritten, "bf16"), as_it_is(graph, "bf16"))
@@ -444,31 +445,31 @@ def test_rows_that_a_product_reads_as_columns_are_rounded_beside_packed_weights(
 # -- gate and up ----------------------------------------------------------------------------------
 
 
-def gated(unit, is_read=False, n_tokens=50):
-    x, g, u, down = normal(n_tokens, 64), packed(96, 64), packed(96, 64), packed(32, 96)
+def unit_of_products(unit, is_read=False, n_tokens=50):
+    x, g, u, down = normal(n_tokens, 64), q8_0(96, 64), q8_0(96, 64), q8_0(32, 96)
     gate, up = ops.mul_mat(g, x), ops.mul_mat(u, x)
     return Graph.of(ops.mul_mat(down, unit(gate, up)), *[up] * is_read)
 
 
-@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 @pytest.mark.parametrize("unit", [ops.swiglu, ops.geglu])
 def test_gate_and_up_are_one_product_on_tiles_and_the_bits_are_the_same(unit, tiles):
     """What comes of it is written in bfloat16, as down's product rounds it."""
-    graph = gated(unit)
+    graph = unit_of_products(unit)
     joint = rewrites.rewritten(graph, "bf16")
     assert names(joint) == ["mul_mat_gated", "mul_mat"] and joint.nodes[0].dtype is BF16
     assert same(as_it_is(joint, "bf16"), as_it_is(graph, "bf16"))
 
 
-@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 def test_up_that_is_read_and_products_of_few_rows_stay_apart(tiles):
-    for graph in gated(ops.swiglu, is_read=True), gated(ops.swiglu, n_tokens=20):
+    for graph in (
+        unit_of_products(ops.swiglu, is_read=True),
+        unit_of_products(ops.swiglu, n_tokens=20),
+    ):
         assert names(rewrites.rewritten(graph, "bf16")).count("mul_mat") == 3
-    assert names(rewrites.rewritten(gated(ops.swiglu), "f32")).count("mul_mat") == 3
+    assert names(rewrites.rewritten(unit_of_products(ops.swiglu), "f32")).count("mul_mat") == 3
 
 
-@pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 def test_on_many_threads_gate_and_up_stay_apart(tiles, monkeypatch):
-    graph = gated(ops.swiglu)
+    graph = unit_of_products(ops.swiglu)
     monkeypatch.setattr(threads, "most", lambda: 17)
     assert names(rewrites.rewritten(graph, "bf16")).count("mul_mat") == 3

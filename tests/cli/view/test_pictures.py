@@ -194,5 +194,5 @@ def test_a_stage_behind_the_plan_is_told_with_the_last(client):
     graph = {"kind": "logits"}
     plan = len(client.get("/api/graph", params=graph).json()["stages"]) - 1
     answer = client.get("/api/graph", params=graph | {"stage": 50})
-    wanted = f"stage is 50, wanted at most {plan}, the plan"
-    assert answer.status_code == 404 and wanted in answer.json()["error"]["message"], answer.text
+    sentence = f"stage is 50, wanted at most {plan}, the plan"
+    assert answer.status_code == 404 and sentence in answer.json()["error"]["message"], answer.text
